@@ -1,0 +1,8 @@
+//! L0: what everything else stands on. Imports nothing of ours and does no I/O.
+
+pub mod dtype;
+pub mod error;
+pub mod rng;
+
+pub use dtype::{DType, bf16};
+pub use error::{Error, ErrorKind, Result};
