@@ -7,3 +7,4 @@
 
 pub mod backend;
 pub mod base;
+pub mod weights;
