@@ -7,4 +7,6 @@
 
 pub mod backend;
 pub mod base;
+pub mod model;
+pub mod runner;
 pub mod weights;
