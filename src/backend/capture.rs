@@ -51,6 +51,7 @@ pub fn live_rows(step: &StepView<'_>, rows: RowSet) -> usize {
         RowSet::Target | RowSet::Upkeep => Header::Rows,
         RowSet::Logits => Header::LogitRows,
         RowSet::Drafts { .. } => Header::DraftRows,
+        RowSet::Resumes => Header::Resumes,
     })
 }
 

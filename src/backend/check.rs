@@ -181,10 +181,18 @@ impl Op {
                 check.rows_multiple_of("window", window, slot_rows)?;
                 check.value("keep", f64::from(keep), keep >= 1 && keep <= slot_rows, "1 to slot_rows")
             }
-            Op::CopySlots { tensor, slot_rows } => check.rows_multiple_of("tensor", tensor, slot_rows),
+            Op::CopySlots { tensor, slot_rows, .. } => check.rows_multiple_of("tensor", tensor, slot_rows),
+            Op::StoreRows { x, window, slot_rows } => {
+                check.dtype("x", x, ACT)?;
+                check.same_dtype("window", window, x)?;
+                check.cols("window", window, x.cols)?;
+                check.rows_multiple_of("window", window, slot_rows)
+            }
             Op::GatherRows { index, x, out } => {
-                if let RowIndex::Verdict { verdict } = index {
-                    check.rows("verdict", verdict, out.rows)?;
+                match index {
+                    RowIndex::Logits => {}
+                    RowIndex::Verdict { verdict } => check.rows("verdict", verdict, out.rows)?,
+                    RowIndex::Resumes { slot_rows } => check.rows_multiple_of("x", x, slot_rows)?,
                 }
                 check.dtype("x", x, ACT)?;
                 check.same_dtype("out", out, x)?;

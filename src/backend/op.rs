@@ -19,6 +19,9 @@ pub enum RowSet {
     /// One row for each sequence that samples: Header::DraftRows. With c the position in its `verdict` row, draft
     /// pass j (1, 2, ...) works at entry c + j - 1.
     Drafts { pass: u32, verdict: Tensor },
+    /// One row for each sequence whose draft head entry at its first position must be made anew before the step:
+    /// Header::Resumes, Section::Resume. Token and position are those of the sequence's first row.
+    Resumes,
 }
 
 /// Where Embed finds token ids.
@@ -39,6 +42,17 @@ pub enum RowIndex {
     Logits,
     /// The `row` word of the verdict of each draft row.
     Verdict { verdict: Tensor },
+    /// Row `pending` of the slot's window of each resumed sequence; `slot_rows` rows a slot.
+    Resumes { slot_rows: u32 },
+}
+
+/// Which list of (source, destination) pairs a copy follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyList {
+    /// Section::Copy: recurrent slots; a source of NONE means zeros.
+    Slots,
+    /// Section::PageCopy: pages of the KV cache.
+    Pages,
 }
 
 /// Extents of gated attention. `qkv` rows hold, per query head, `head_dim` of query then `head_dim` of gate; after
@@ -233,9 +247,13 @@ pub enum Op {
     /// window: [slots * slot_rows, n].
     FoldWindow { window: Tensor, slot_rows: u32, keep: u32 },
 
-    /// For each entry of the copy list: the `slot_rows` rows of the destination slot become those of the source slot,
-    /// or zeros. tensor: [slots * slot_rows, n].
-    CopySlots { tensor: Tensor, slot_rows: u32 },
+    /// For each entry of the copy list: the `slot_rows` rows of the destination become those of the source, or zeros.
+    /// tensor: [slots * slot_rows, n], or pages and page_tokens in place of slots and slot_rows.
+    CopySlots { tensor: Tensor, slot_rows: u32, list: CopyList },
+
+    /// Per sequence: row 0 of its slot's window becomes its last committed row of `x`, rows 1.. its draft rows.
+    /// x: [rows, n] act. window: [slots * slot_rows, n], same type.
+    StoreRows { x: Tensor, window: Tensor, slot_rows: u32 },
 
     /// `out[r] = x[index[r]]`. x, out: [rows, n], same type.
     GatherRows { index: RowIndex, x: Tensor, out: Tensor },
@@ -315,6 +333,7 @@ impl Op {
             Op::FoldRecords { .. } => "fold_records",
             Op::FoldWindow { .. } => "fold_window",
             Op::CopySlots { .. } => "copy_slots",
+            Op::StoreRows { .. } => "store_rows",
             Op::GatherRows { .. } => "gather_rows",
             Op::MtpJoin { .. } => "mtp_join",
             Op::CountTokens { .. } => "count_tokens",
@@ -343,6 +362,7 @@ impl Op {
             Op::GatherRows { index: RowIndex::Logits, .. } | Op::Penalize { .. } | Op::Sample { .. } => {
                 Some(RowSet::Logits)
             }
+            Op::GatherRows { index: RowIndex::Resumes { .. }, .. } => Some(RowSet::Resumes),
             Op::GatherRows { index: RowIndex::Verdict { verdict }, .. } | Op::Accept { verdict, .. } => {
                 Some(RowSet::Drafts { pass: 1, verdict })
             }
@@ -354,6 +374,7 @@ impl Op {
             | Op::DeltaChunk { .. }
             | Op::FoldRecords { .. }
             | Op::FoldWindow { .. }
+            | Op::StoreRows { .. }
             | Op::CopySlots { .. } => None,
         }
     }
@@ -449,6 +470,10 @@ impl Op {
             }
             Op::FoldWindow { window, .. } => list.read_write("window", window),
             Op::CopySlots { tensor, .. } => list.read_write("tensor", tensor),
+            Op::StoreRows { x, window, .. } => {
+                list.read("x", x);
+                list.write("window", window);
+            }
             Op::GatherRows { index, x, out } => {
                 if let RowIndex::Verdict { verdict } = index {
                     list.read("verdict", verdict);

@@ -41,6 +41,8 @@ pub enum Header {
     Chunks,
     Copies,
     Folds,
+    PageCopies,
+    Resumes,
 }
 
 /// Words of one sequence. Floats are stored by their bits.
@@ -134,9 +136,13 @@ pub enum Section {
     Copy,
     /// (slot, parity, pending).
     Fold,
+    /// (source page, destination page).
+    PageCopy,
+    /// Per resume: the index of its sequence.
+    Resume,
 }
 
-const SECTIONS: [Section; 15] = [
+const SECTIONS: [Section; 17] = [
     Section::Token,
     Section::Position,
     Section::Sequence,
@@ -152,6 +158,8 @@ const SECTIONS: [Section; 15] = [
     Section::Bias,
     Section::Copy,
     Section::Fold,
+    Section::PageCopy,
+    Section::Resume,
 ];
 
 impl StepLimits {
@@ -166,7 +174,8 @@ impl StepLimits {
             Section::Sequences => SEQUENCE_WORDS * self.sequences,
             Section::Page => self.pages,
             Section::Bias => 2 * self.biases,
-            Section::Copy => 2 * self.slot_operations,
+            Section::Copy | Section::PageCopy => 2 * self.slot_operations,
+            Section::Resume => self.sequences,
             Section::Fold => 3 * self.slot_operations,
         }
     }
@@ -179,7 +188,7 @@ impl StepLimits {
 
     /// Words of the whole buffer.
     pub fn words(&self) -> u32 {
-        self.offset(Section::Fold) + self.section_words(Section::Fold)
+        self.offset(Section::Resume) + self.section_words(Section::Resume)
     }
 }
 
@@ -244,6 +253,6 @@ mod tests {
         }
         assert_eq!(limits.words(), at);
         assert!((SequenceWord::Logprobs as u32) < SEQUENCE_WORDS);
-        assert!((Header::Folds as u32) < HEADER_WORDS);
+        assert!((Header::Resumes as u32) < HEADER_WORDS);
     }
 }

@@ -2,9 +2,10 @@
 
 use super::layer::{Stream, record_layer, record_matmul, record_norm};
 use super::mtp::record_mtp;
-use super::{Bucket, Model, Workspace};
+use super::workspace::hidden_slot_rows;
+use super::{Bucket, Cache, Model, Workspace};
 use crate::backend::Tensor;
-use crate::backend::op::{Op, RowIndex, RowSet, TokenSource};
+use crate::backend::op::{CONV_LOOKBACK, CopyList, Op, RowIndex, RowSet, TokenSource};
 use crate::backend::program::{Program, Scope};
 
 /// Records a whole step: forward, head, sampling, and with drafts acceptance, upkeep of the draft head and new drafts.
@@ -19,25 +20,42 @@ pub fn record_step(model: &Model, bucket: Bucket) -> Program {
     program
 }
 
-/// Records the programs that slots need before a step: fold what is pending, then copy or reset.
+/// Records what slots and pages need before a step: fold what is pending, then copy or reset.
 pub fn record_slot_operations(model: &Model) -> Program {
     let (shape, mut program) = (model.delta_shape(), Program::new(model.step));
+    let p = &mut program;
     for (index, cache) in model.caches.layers.iter().enumerate() {
-        program.scope(Scope::Layer(index as u32));
-        if let super::Cache::DeltaNet { state, window, records } = *cache {
-            program.push(Op::FoldRecords { state, records, shape });
-            program.push(Op::FoldWindow {
-                window,
-                slot_rows: shape.window_rows(),
-                keep: crate::backend::op::CONV_LOOKBACK,
-            });
-            program.push(Op::CopySlots { tensor: state, slot_rows: shape.state_rows() });
-            program.push(Op::CopySlots { tensor: window, slot_rows: shape.window_rows() });
+        p.scope(Scope::Layer(index as u32));
+        match *cache {
+            Cache::DeltaNet { state, window, records } => {
+                p.push(Op::FoldRecords { state, records, shape });
+                record_window(p, window, shape.window_rows(), CONV_LOOKBACK);
+                p.push(Op::CopySlots { tensor: state, slot_rows: shape.state_rows(), list: CopyList::Slots });
+            }
+            Cache::Attention { keys, values } => record_page_copies(p, model, keys, values),
         }
     }
-    program.scope(Scope::Model);
-    program.push(Op::CopySlots { tensor: model.caches.counts, slot_rows: 1 });
+    p.scope(Scope::Model);
+    if let Some(Cache::Attention { keys, values }) = model.caches.mtp {
+        record_page_copies(p, model, keys, values);
+    }
+    if let Some(window) = model.caches.hidden {
+        record_window(p, window, hidden_slot_rows(&model.options), 1);
+    }
+    p.push(Op::CopySlots { tensor: model.caches.counts, slot_rows: 1, list: CopyList::Slots });
     program
+}
+
+/// Shifts a window by what is pending and copies it from slot to slot.
+fn record_window(p: &mut Program, window: Tensor, slot_rows: u32, keep: u32) {
+    p.push(Op::FoldWindow { window, slot_rows, keep });
+    p.push(Op::CopySlots { tensor: window, slot_rows, list: CopyList::Slots });
+}
+
+fn record_page_copies(p: &mut Program, model: &Model, keys: Tensor, values: Tensor) {
+    let slot_rows = model.options.page_tokens;
+    p.push(Op::CopySlots { tensor: keys, slot_rows, list: CopyList::Pages });
+    p.push(Op::CopySlots { tensor: values, slot_rows, list: CopyList::Pages });
 }
 
 /// Token ids to the normed hidden rows of the last layer, in `work.hidden`.

@@ -65,23 +65,28 @@ fn record_attention(
     first_entry: u32,
     name: &str,
 ) {
-    let (shape, config, qkv) = (model.attention_shape(), &model.config, work.qkv);
-    record_matmul(p, rows, work.hidden, &weights.qkv, qkv);
-    p.push(Op::QkNormRope {
-        rows,
-        qkv,
-        q_weight: weights.q_norm,
-        k_weight: weights.k_norm,
-        shape,
-        rotary_dims: config.rotary_dims,
-        theta: config.rope_theta,
-        eps: config.norm_eps,
-    });
+    let (shape, qkv) = (model.attention_shape(), work.qkv);
+    record_qkv(p, model, work, rows, weights);
     p.tap(format!("{name}.qkv"), qkv, rows);
     p.push(Op::KvAppend { rows, qkv, keys, values, shape });
     p.push(Op::Attention { rows, qkv, keys, values, out: work.attention, shape, first_entry });
     p.tap(format!("{name}.attention"), work.attention, rows);
     record_matmul(p, rows, work.attention, &weights.out, work.mixed);
+}
+
+/// Queries, gates, keys and values of `work.hidden`, normed and rotated, in `work.qkv`.
+pub(super) fn record_qkv(p: &mut Program, model: &Model, work: &Workspace, rows: RowSet, weights: &AttentionWeights) {
+    record_matmul(p, rows, work.hidden, &weights.qkv, work.qkv);
+    p.push(Op::QkNormRope {
+        rows,
+        qkv: work.qkv,
+        q_weight: weights.q_norm,
+        k_weight: weights.k_norm,
+        shape: model.attention_shape(),
+        rotary_dims: model.config.rotary_dims,
+        theta: model.config.rope_theta,
+        eps: model.config.norm_eps,
+    });
 }
 
 /// MODEL.md 3.2. A step may hold sequences with one committed row and with many: both forms are recorded, and each

@@ -5,18 +5,21 @@
 //! Entries past the last token that stands are overwritten before anything reads them.
 
 use super::forward::record_embed;
-use super::layer::{Stream, record_layer, record_matmul, record_norm};
-use super::{Model, Workspace};
+use super::layer::{Stream, record_layer, record_matmul, record_norm, record_qkv};
+use super::workspace::hidden_slot_rows;
+use super::{Cache, Model, Workspace};
 use crate::backend::Tensor;
 use crate::backend::op::{Op, RowIndex, RowSet, TokenSource};
 use crate::backend::program::{Program, Scope};
-use crate::weights::MtpWeights;
+use crate::weights::{MixerWeights, MtpWeights};
 
 /// Records acceptance, the upkeep of the draft head over the step's rows, and `passes` drafts for the next step.
 pub(super) fn record_mtp(p: &mut Program, model: &Model, work: &Workspace, passes: u32) {
     let weights = model.weights.mtp.as_ref().expect("drafts need a draft head");
     let verdict = work.verdict;
     p.push(Op::Accept { sampled: work.sampled, verdict });
+    let window = model.caches.hidden.expect("allocated with the draft head");
+    p.push(Op::StoreRows { x: work.hidden, window, slot_rows: hidden_slot_rows(&model.options) });
     p.scope(Scope::Mtp(0));
     record_pass(p, model, work, weights, RowSet::Upkeep, TokenSource::Next { sampled: work.sampled }, work.hidden);
     if passes == 0 {
@@ -34,8 +37,29 @@ pub(super) fn record_mtp(p: &mut Program, model: &Model, work: &Workspace, passe
     p.scope(Scope::Model);
 }
 
-/// One run of the draft head's layer: `hidden` is the previous hidden row on entry and the normed result on return.
-fn record_pass(
+/// Records the entry of the draft head's cache at the first position of each resumed sequence, from the h that its
+/// slot kept and the token that is at that position now. Only its key and value are needed: nothing reads its output.
+pub fn record_resumes(model: &Model) -> Program {
+    let weights = model.weights.mtp.as_ref().expect("drafts need a draft head");
+    let MixerWeights::Attention(mixer) = &weights.layer.mixer else { unreachable!("the draft head is an attention") };
+    let Some(Cache::Attention { keys, values }) = model.caches.mtp else { unreachable!("allocated with the head") };
+    let window = model.caches.hidden.expect("allocated with the draft head");
+    let (work, rows, shape) = (model.workspace.draft_rows(), RowSet::Resumes, model.attention_shape());
+    let mut program = Program::new(model.step);
+    let p = &mut program;
+    p.scope(Scope::Mtp(0));
+    let index = RowIndex::Resumes { slot_rows: hidden_slot_rows(&model.options) };
+    p.push(Op::GatherRows { index, x: window, out: work.draft_hidden });
+    record_join(p, model, &work, weights, rows, TokenSource::Step, work.draft_hidden);
+    let mut stream = Stream { rows, add: None };
+    record_norm(p, model, &mut stream, work.residual, weights.layer.norm, work.hidden);
+    record_qkv(p, model, &work, rows, mixer);
+    p.push(Op::KvAppend { rows, qkv: work.qkv, keys, values, shape });
+    program
+}
+
+/// Embedding and hidden row to the layer's residual.
+fn record_join(
     p: &mut Program,
     model: &Model,
     work: &Workspace,
@@ -44,10 +68,6 @@ fn record_pass(
     tokens: TokenSource,
     hidden: Tensor,
 ) {
-    let name = match rows {
-        RowSet::Drafts { pass, .. } => format!("mtp.draft{pass}"),
-        _ => "mtp".to_owned(),
-    };
     record_embed(p, model, rows, tokens, work.mixed);
     p.push(Op::MtpJoin {
         rows,
@@ -58,8 +78,32 @@ fn record_pass(
         out: work.join,
         eps: model.config.norm_eps,
     });
-    p.tap(format!("{name}.join"), work.join, rows);
+    if rows != RowSet::Resumes {
+        p.tap(format!("{}.join", pass_name(rows)), work.join, rows);
+    }
     record_matmul(p, rows, work.join, &weights.fc, work.residual);
+}
+
+/// Prefix of the taps of a pass.
+fn pass_name(rows: RowSet) -> String {
+    match rows {
+        RowSet::Drafts { pass, .. } => format!("mtp.draft{pass}"),
+        _ => "mtp".to_owned(),
+    }
+}
+
+/// One run of the draft head's layer: `hidden` is the previous hidden row on entry and the normed result on return.
+fn record_pass(
+    p: &mut Program,
+    model: &Model,
+    work: &Workspace,
+    weights: &MtpWeights,
+    rows: RowSet,
+    tokens: TokenSource,
+    hidden: Tensor,
+) {
+    let name = pass_name(rows);
+    record_join(p, model, work, weights, rows, tokens, hidden);
     p.tap(format!("{name}.fc"), work.residual, rows);
     let mut stream = Stream { rows, add: None };
     let cache = model.caches.mtp.expect("allocated with the draft head");

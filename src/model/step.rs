@@ -21,6 +21,8 @@ pub struct SequenceRows {
     pub parity: u32,
     /// Accepted drafts of its previous step that are not in the state yet.
     pub pending: u32,
+    /// Whether the draft head's entry at `position` is made anew before the step, from the h that the slot kept.
+    pub resume: bool,
     /// Pages in order of position, up to the last entry that this step writes.
     pub pages: Vec<u32>,
     pub counted: CountedTokens,
@@ -49,11 +51,13 @@ pub struct SlotOperations {
     pub folds: Vec<(u32, u32, u32)>,
     /// (source, destination); no source means zeros.
     pub copies: Vec<(Option<u32>, u32)>,
+    /// (source, destination) pages of the KV cache.
+    pub page_copies: Vec<(u32, u32)>,
 }
 
 impl SlotOperations {
     pub fn is_empty(&self) -> bool {
-        self.folds.is_empty() && self.copies.is_empty()
+        self.folds.is_empty() && self.copies.is_empty() && self.page_copies.is_empty()
     }
 }
 
@@ -79,7 +83,7 @@ impl SequenceRows {
 pub fn fill(words: &mut Vec<u32>, limits: StepLimits, sequences: &[SequenceRows], operations: &SlotOperations) {
     words.clear();
     words.resize(limits.words() as usize, 0);
-    let mut fill = Fill { words, limits, next: [0; Header::Folds as usize + 1], pages: 0, biases: 0 };
+    let mut fill = Fill { words, limits, next: [0; Header::Resumes as usize + 1], pages: 0, biases: 0 };
     for rows in sequences {
         fill.sequence(rows);
     }
@@ -89,6 +93,9 @@ pub fn fill(words: &mut Vec<u32>, limits: StepLimits, sequences: &[SequenceRows]
     for (source, destination) in &operations.copies {
         fill.append(Header::Copies, Section::Copy, &[source.unwrap_or(NONE), *destination]);
     }
+    for (source, destination) in &operations.page_copies {
+        fill.append(Header::PageCopies, Section::PageCopy, &[*source, *destination]);
+    }
     fill.words[..fill.next.len()].copy_from_slice(&fill.next);
 }
 
@@ -96,7 +103,7 @@ struct Fill<'a> {
     words: &'a mut [u32],
     limits: StepLimits,
     /// Live entries per [`Header`] word.
-    next: [u32; Header::Folds as usize + 1],
+    next: [u32; Header::Resumes as usize + 1],
     pages: u32,
     biases: u32,
 }
@@ -186,6 +193,9 @@ impl Fill<'_> {
         if rows.samples() {
             self.append(Header::DraftRows, Section::DraftSequence, &[index]);
         }
+        if rows.resume {
+            self.append(Header::Resumes, Section::Resume, &[index]);
+        }
         let committed = rows.committed();
         if committed == 1 {
             self.append(Header::StepSequences, Section::StepSequence, &[index]);
@@ -255,6 +265,7 @@ mod tests {
             slot: 1,
             parity: 1,
             pending: 0,
+            resume: drafts > 0,
             pages: vec![5, 3],
             counted: CountedTokens::OutputFrom(101),
             sampling: SamplingParams { seed: 1 << 33 | 7, ..Default::default() },
@@ -268,11 +279,11 @@ mod tests {
     fn a_verification_beside_a_chunk() {
         let prefill: Vec<u32> = (0..70).collect();
         let sequences = [rows(&prefill, 0, 60, Some(99)), rows(&[11, 12, 13], 2, 100, None)];
-        let operations = SlotOperations { folds: vec![(1, 0, 2)], copies: vec![(None, 3)] };
+        let operations = SlotOperations { folds: vec![(1, 0, 2)], copies: vec![(None, 3)], page_copies: vec![(4, 6)] };
         let mut words = Vec::new();
         fill(&mut words, LIMITS, &sequences, &operations);
         let view = StepView::new(&words, LIMITS);
-        let live = [73, 2, 3, 1, 1, 3, 1, 1];
+        let live = [73, 2, 3, 1, 1, 3, 1, 1, 1, 1];
         for (index, count) in live.into_iter().enumerate() {
             assert_eq!(words[index], count, "header word {index}");
         }
@@ -296,6 +307,8 @@ mod tests {
         assert_eq!(view.sequence(1, SequenceWord::SeedHigh), 2);
         assert_eq!(view.section(Section::Fold)[..3], [1, 0, 2]);
         assert_eq!(view.section(Section::Copy)[..2], [NONE, 3]);
+        assert_eq!(view.section(Section::PageCopy)[..2], [4, 6]);
+        assert_eq!(view.section(Section::Resume)[0], 1);
     }
 
     #[test]

@@ -20,6 +20,9 @@ pub struct Caches {
     pub layers: Vec<Cache>,
     /// The draft head's keys and values.
     pub mtp: Option<Cache>,
+    /// `[slots * (1 + drafts_max), hidden]` act: h of the last committed row and of the draft rows, for making the
+    /// draft head's entry anew after a resume. Kept with a draft head only.
+    pub hidden: Option<Tensor>,
     /// Token counts for the penalties, `[slots, vocabulary]` u32.
     pub counts: Tensor,
     /// Allowed tokens, `[logit rows, ceil(vocabulary / 32)]` u32.
@@ -113,9 +116,14 @@ impl Caches {
             });
         }
         let mtp = if options.drafts_max > 0 { Some(kv(backend, "mtp", config, options)?) } else { None };
+        let hidden_rows = slots * hidden_slot_rows(options);
+        let hidden = match options.drafts_max {
+            0 => None,
+            _ => Some(backend.alloc("slot_hidden", options.activation, hidden_rows, config.hidden)?),
+        };
         let counts = backend.alloc("counts", DType::U32, slots, config.vocab)?;
         let masks = backend.alloc("masks", DType::U32, logit_rows(options), config.vocab.div_ceil(32))?;
-        Ok(Caches { layers, mtp, counts, masks })
+        Ok(Caches { layers, mtp, hidden, counts, masks })
     }
 }
 
@@ -126,6 +134,11 @@ fn kv(backend: &mut dyn Backend, name: &str, config: &ModelConfig, options: &Mod
         keys: backend.alloc(&format!("{name}.keys"), options.activation, rows, cols)?,
         values: backend.alloc(&format!("{name}.values"), options.activation, rows, cols)?,
     })
+}
+
+/// Rows of a slot in [`Caches::hidden`].
+pub fn hidden_slot_rows(options: &ModelOptions) -> u32 {
+    1 + options.drafts_max
 }
 
 fn logit_rows(options: &ModelOptions) -> u32 {

@@ -90,6 +90,7 @@ pub fn rows(runner: &Runner, tokens: &[u32], computed: usize, end: usize) -> Seq
         slot: 0,
         parity: 0,
         pending: 0,
+        resume: false,
         pages: (0..pages).collect(),
         counted: CountedTokens::Nothing,
         sampling: SamplingParams::default(),
@@ -101,7 +102,7 @@ pub fn rows(runner: &Runner, tokens: &[u32], computed: usize, end: usize) -> Seq
 
 /// Zeroes slot 0, so that a new sequence starts from nothing.
 pub fn reset() -> SlotOperations {
-    SlotOperations { folds: Vec::new(), copies: vec![(None, 0)] }
+    SlotOperations { copies: vec![(None, 0)], ..Default::default() }
 }
 
 struct Sequence {
