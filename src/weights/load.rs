@@ -143,9 +143,8 @@ fn widen(from: Dtype, bytes: &[u8], out: &mut Vec<u8>) {
         Dtype::F16 => |bits| half::f16::from_bits(bits).to_f32(),
         other => panic!("{other} was surveyed"),
     };
-    out.clear();
-    out.reserve(2 * bytes.len());
-    for pair in bytes.as_chunks::<2>().0 {
-        out.extend_from_slice(&value(u16::from_le_bytes(*pair)).to_le_bytes());
+    out.resize(2 * bytes.len(), 0);
+    for (word, pair) in out.as_chunks_mut::<4>().0.iter_mut().zip(bytes.as_chunks::<2>().0) {
+        *word = value(u16::from_le_bytes(*pair)).to_le_bytes();
     }
 }

@@ -73,28 +73,23 @@ impl Stream {
 
     /// `elements` bf16 values from `first` on. Four values share a draw, by their place in the whole tensor.
     fn fill(&self, first: u64, elements: usize, out: &mut Vec<u8>) {
-        out.clear();
-        out.reserve(2 * elements + 16);
         let (first_draw, skipped) = (first / 4, (first % 4) as usize);
-        let draws = (skipped + elements).div_ceil(4) as u64;
+        let draws = (skipped + elements).div_ceil(4);
+        out.resize(8 * draws, 0);
+        let words = out.as_chunks_mut::<8>().0.iter_mut();
+        let words = words.zip(first_draw..).map(|(word, draw)| (word, self.draw(draw)));
         match self.values {
             Values::Bits { exponent } => {
                 let base = u64::from(exponent << 7) * 0x0001_0001_0001_0001;
-                out.extend((first_draw..first_draw + draws).flat_map(|draw| {
-                    // The two low bits of the exponent are drawn; adding 0..=3 to it never carries into the sign.
-                    ((self.draw(draw) & 0x81FF_81FF_81FF_81FF) + base).to_le_bytes()
-                }));
+                // The two low bits of the exponent are drawn; adding 0..=3 to it never carries into the sign.
+                words.for_each(|(word, draw)| *word = ((draw & 0x81FF_81FF_81FF_81FF) + base).to_le_bytes());
             }
             Values::Uniform { low, high } => {
-                let value = |bits: u16| bf16::from_f32(low + (high - low) * f32::from(bits) / 65_536.0);
-                out.extend(
-                    (first_draw..first_draw + draws)
-                        .flat_map(|draw| {
-                            let draw = self.draw(draw);
-                            [0, 16, 32, 48].map(|shift| value((draw >> shift) as u16).to_le_bytes())
-                        })
-                        .flatten(),
-                );
+                let value = |bits: u64| bf16::from_f32(low + (high - low) * f32::from(bits as u16) / 65_536.0);
+                let lane = |draw: u64, shift: u32| u64::from(value(draw >> shift).to_bits()) << shift;
+                words.for_each(|(word, draw)| {
+                    *word = [0, 16, 32, 48].map(|shift| lane(draw, shift)).iter().sum::<u64>().to_le_bytes();
+                });
             }
         }
         out.drain(..2 * skipped);
