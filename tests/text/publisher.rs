@@ -6,7 +6,7 @@ use deltic::text::{ChatTemplate, RenderOptions, Tokenizer};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::support::{cases, check_encoding, control_ids, options, read, read_publisher, text};
+use crate::support::{cases, check_encoding, check_long_text, control_ids, options, read, read_publisher, text};
 
 static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {
     Tokenizer::from_bytes(&read_publisher("tokenizer.json")).unwrap_or_else(|error| panic!("{error}"))
@@ -79,6 +79,11 @@ fn the_vocabulary_is_the_published_one() {
     for (spelling, id) in vocabulary {
         assert_eq!(TOKENIZER.id_of(&spelling), id.as_u64().map(|id| id as u32));
     }
+}
+
+#[test]
+fn long_text_is_encoded_in_time_about_linear() {
+    check_long_text(&TOKENIZER);
 }
 
 fn messages(value: Value) -> Vec<Value> {

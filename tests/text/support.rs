@@ -87,3 +87,23 @@ pub fn check_encoding(tokenizer: &Tokenizer, prompt: &Prompt) {
     let added: Vec<u32> = ids.iter().copied().filter(|id| tokenizer.is_added(*id)).collect();
     assert_eq!(added, control_ids(prompt));
 }
+
+/// Long texts of the kinds that make a split or a merge slow.
+pub fn check_long_text(tokenizer: &Tokenizer) {
+    let started = std::time::Instant::now();
+    let long = [
+        "a".repeat(1 << 20),
+        " ".repeat(1 << 20),
+        " \n".repeat(1 << 19) + "x",
+        "<".repeat(1 << 20),
+        "e\u{301}\u{300}".repeat(1 << 18),
+        "<|im_end".repeat(1 << 17),
+        "<|im_end|>".repeat(1 << 16),
+    ];
+    for text in &long {
+        assert!(!tokenizer.encode_text(text).is_empty());
+        assert!(!tokenizer.encode_template(text).is_empty());
+    }
+    // A quadratic step would take hours.
+    assert!(started.elapsed().as_secs() < 240, "took {:?}", started.elapsed());
+}
