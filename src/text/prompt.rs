@@ -149,7 +149,8 @@ fn collect_private(text: &str, used: &mut HashSet<char>) {
     }
 }
 
-fn visit_strings(value: &Value, visit: &mut impl FnMut(&str)) {
+/// Calls `visit` with every string of a value, keys too.
+pub(super) fn visit_strings(value: &Value, visit: &mut impl FnMut(&str)) {
     match value {
         Value::String(text) => visit(text),
         Value::Array(items) => items.iter().for_each(|item| visit_strings(item, visit)),
