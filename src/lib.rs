@@ -9,4 +9,5 @@ pub mod backend;
 pub mod base;
 pub mod model;
 pub mod runner;
+pub mod text;
 pub mod weights;
