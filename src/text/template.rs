@@ -359,9 +359,8 @@ fn visible_reasoning(message: &Value, marks: Marks, controls: &ControlStrings) -
     if !any {
         return None;
     }
-    let guard_between = |text: &str, tag: &str| {
-        text.split(tag).map(|part| marks.guard(controls, part)).collect::<Vec<_>>().join(tag)
-    };
+    let guard_between =
+        |text: &str, tag: &str| text.split(tag).map(|part| marks.guard(controls, part)).collect::<Vec<_>>().join(tag);
     let mut closed = false;
     let content = map_content(content, usize::MAX, &mut |text| {
         let first = if closed { Some(0) } else { text.find(close) };
