@@ -7,6 +7,7 @@
 
 pub mod backend;
 pub mod base;
+pub mod cli;
 pub mod model;
 pub mod runner;
 pub mod text;

@@ -46,7 +46,7 @@ struct Counts {
 
 pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     let cases = read_cases(args)?;
-    let files = ModelFiles::find(args.model.model.as_deref())?;
+    let files = ModelFiles::open(args.model.model.as_deref())?;
     let template = files.template()?;
     let mut session = Session::open(&files, &args.model, &args.backend.spec(), args.json)?;
     let mut tasks: BTreeMap<String, Counts> = BTreeMap::new();

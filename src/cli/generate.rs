@@ -17,7 +17,7 @@ const STDIN_BYTES_MAX: u64 = 64 << 20;
 
 pub fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let text = read_prompt(&args.prompt)?;
-    let files = ModelFiles::find(args.model.model.as_deref())?;
+    let files = ModelFiles::open(args.model.model.as_deref())?;
     // Read before the weights, so that a missing template is said at once.
     let template = if args.chat { Some(files.template()?) } else { None };
     let mut session = Session::open(&files, &args.model, &args.backend.spec(), args.json)?;

@@ -22,7 +22,7 @@ use crate::base::Result;
 use crate::runner::compare::{DRAFTS, TOKENS_AHEAD, compare_steps};
 
 pub fn run(args: &CompareArgs) -> Result<ExitCode> {
-    let files = ModelFiles::find(args.model.model.as_deref())?;
+    let files = ModelFiles::open(args.model.model.as_deref())?;
     if let Some(path) = &args.reference {
         return reference::run(args, &files, path);
     }
