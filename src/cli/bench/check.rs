@@ -98,7 +98,8 @@ fn held_out_cases(session: &mut Session, template: &crate::text::ChatTemplate, c
 pub fn random(runner: &mut Runner, timed: Option<&Timed>) -> Result<OutputCheck> {
     let kind = "random weights";
     let failed = |detail: String| Ok(OutputCheck { kind, passed: false, detail });
-    let logits = read_f32(runner.backend(), runner.model().workspace.logits.with_rows(1))?;
+    let logits = runner.model().workspace.logits.with_rows(1);
+    let logits = read_f32(runner.backend(), logits)?;
     let vocab_live = runner.model().options.vocab_live as usize;
     if let Some(id) = logits[..vocab_live].iter().position(|logit| !logit.is_finite()) {
         return failed(format!("the logit of token {id} is {}", logits[id]));
