@@ -321,7 +321,7 @@ impl fmt::Display for BackendSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.kind == BackendKind::Auto { "auto" } else { "cpu" };
         let threads = self.cpu.threads.map(|count| format!("threads={count}"));
-        let isa = self.cpu.isa.map(|isa| format!("isa={isa}"));
+        let isa = self.cpu.isa.map(|isa| format!("isa={}", isa.name()));
         let options: Vec<String> = threads.into_iter().chain(isa).collect();
         if options.is_empty() { f.write_str(kind) } else { write!(f, "{kind}:{}", options.join(",")) }
     }

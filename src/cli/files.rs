@@ -22,9 +22,7 @@ impl ModelFiles {
                 "no model given, and this build has no demo model",
                 "give --model DIR, or build with the feature demo",
             )),
-            None => {
-                Ok(ModelFiles { name: "built-in demo".to_owned(), checkpoint: Checkpoint::embedded(demo::FILES)? })
-            }
+            None => Ok(ModelFiles { name: "built-in demo".to_owned(), checkpoint: Checkpoint::embedded(demo::FILES)? }),
         }
     }
 

@@ -73,7 +73,10 @@ pub fn sampling(args: &SamplingArgs, defaults: SamplingParams) -> Result<Samplin
         None => defaults.top_k,
         Some(-1) => 0,
         Some(value) => u32::try_from(value).map_err(|_| {
-            Error::input(format!("top_k is {value}, the range is -1 to {}", u32::MAX), "give top_k a value in its range")
+            Error::input(
+                format!("top_k is {value}, the range is -1 to {}", u32::MAX),
+                "give top_k a value in its range",
+            )
         })?,
     };
     let params = SamplingParams {

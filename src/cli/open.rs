@@ -39,8 +39,9 @@ pub fn open(files: &ModelFiles, args: &ModelArgs, spec: &BackendSpec, options: O
     let config = files.checkpoint.config()?;
     let mut backend = open_backend(spec)?;
     let mut progress = Progress::new("loading weights", Unit::Bytes);
-    let loaded = weights::load(backend.as_mut(), &config, &files.checkpoint, &mut |done, total| progress.set(done, total))
-        .map_err(|error| error.within(&files.name))?;
+    let loaded =
+        weights::load(backend.as_mut(), &config, &files.checkpoint, &mut |done, total| progress.set(done, total))
+            .map_err(|error| error.within(&files.name))?;
     drop(progress);
     if !options.quiet {
         eprintln!("{} on {}", files.name, backend.caps().name);

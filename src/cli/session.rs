@@ -205,7 +205,12 @@ impl<'a> Reader<'a> {
 }
 
 /// Reads a finished text the way an answer is read: what `reference` holds after `prompt`.
-pub fn read_text(tokenizer: &Tokenizer, prompt: &[u32], ids: &[u32], tools: &[Value]) -> Result<(String, Vec<ToolCall>)> {
+pub fn read_text(
+    tokenizer: &Tokenizer,
+    prompt: &[u32],
+    ids: &[u32],
+    tools: &[Value],
+) -> Result<(String, Vec<ToolCall>)> {
     let mut reader = Reader::new(tokenizer, prompt, tools);
     let mut ignore = |_| Ok(());
     for id in ids {
