@@ -238,7 +238,8 @@ fn weigh<S: Simd, const N: usize>(
     values: &[f32],
     stride: usize,
 ) {
-    let mut accumulators: [S::Lanes; N] = std::array::from_fn(
+    let mut accumulators: [S::Lanes; N] = lanes::each(
+        simd,
         #[inline(always)]
         |index| simd.mul(simd.load(&sums[index]), kept),
     );

@@ -155,10 +155,10 @@ impl Tile<'_, '_> {
         }
         for row in 0..run.committed + run.drafts {
             self.input(simd, run, row + LOOKBACK, &mut ring[(row + LOOKBACK) % WIDTH * stride..][..stride]);
-            let inputs: [&[[f32; LANES]]; WIDTH] = std::array::from_fn(
-                #[inline(always)]
-                |tap| lanes::vectors(&ring[(row + tap) % WIDTH * stride..][..stride]),
-            );
+            let mut inputs: [&[[f32; LANES]]; WIDTH] = [&[]; WIDTH];
+            for (tap, input) in inputs.iter_mut().enumerate() {
+                *input = lanes::vectors(&ring[(row + tap) % WIDTH * stride..][..stride]);
+            }
             for (index, to) in lanes::vectors_mut(sums).iter_mut().enumerate() {
                 let mut sum = simd.splat(0.0);
                 for tap in 0..WIDTH {

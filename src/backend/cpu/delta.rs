@@ -490,7 +490,8 @@ fn tile_rows(floats: &mut [f32]) -> impl Iterator<Item = &mut [[f32; LANES]; TIL
 #[inline(always)]
 fn load_tile<S: Simd>(simd: S, floats: &[f32]) -> [S::Lanes; TILE_VECTORS] {
     let vectors = lanes::vectors(floats);
-    std::array::from_fn(
+    lanes::each(
+        simd,
         #[inline(always)]
         |index| simd.load(&vectors[index]),
     )

@@ -104,6 +104,16 @@ pub fn vectors_mut(row: &mut [f32]) -> &mut [[f32; LANES]] {
     whole
 }
 
+/// `N` vectors, each by its index. Not `array::from_fn`, which is not always inlined.
+#[inline(always)]
+pub fn each<S: Simd, const N: usize>(simd: S, one: impl Fn(usize) -> S::Lanes) -> [S::Lanes; N] {
+    let mut all = [simd.splat(0.0); N];
+    for (index, lanes) in all.iter_mut().enumerate() {
+        *lanes = one(index);
+    }
+    all
+}
+
 /// Arguments outside are clamped, so that the power of two stays a normal number; NaN stays NaN.
 const EXP_ARGUMENT_MIN: f32 = -87.3;
 const EXP_ARGUMENT_MAX: f32 = 88.3;

@@ -196,10 +196,7 @@ fn stream_group<S: Simd, E: Element, const N: usize>(simd: S, x: &[f32], group: 
     let mut accumulators = [simd.splat(0.0); N];
     let (x, _) = x.as_chunks::<LANES>();
     let whole = k / LANES;
-    let rows: [&[[E; LANES]]; N] = std::array::from_fn(
-        #[inline(always)]
-        |row| &group[row * k..][..k].as_chunks::<LANES>().0[..whole],
-    );
+    let rows: [&[[E; LANES]]; N] = parts(group, k, whole);
     for (index, x) in x[..whole].iter().enumerate() {
         let x = simd.load(x);
         for row in 0..N {
@@ -214,6 +211,16 @@ fn stream_group<S: Simd, E: Element, const N: usize>(simd: S, x: &[f32], group: 
         }
     }
     accumulators
+}
+
+/// N consecutive rows of `stride` elements as the same number of whole vectors.
+#[inline(always)]
+fn parts<E, const N: usize>(rows: &[E], stride: usize, vectors: usize) -> [&[[E; LANES]]; N] {
+    let mut parts: [&[[E; LANES]]; N] = [&[]; N];
+    for (row, part) in parts.iter_mut().enumerate() {
+        *part = &rows[row * stride..][..stride].as_chunks::<LANES>().0[..vectors];
+    }
+    parts
 }
 
 /// `out[i, j] = x[i] . y[j]` for padded rows of `stride` floats; out has rows of `out_stride`.
@@ -283,17 +290,12 @@ fn tile<S: Simd, const R: usize, const C: usize>(
     out_stride: usize,
 ) {
     let vectors = stride / LANES;
-    let x: [&[[f32; LANES]]; R] = std::array::from_fn(
-        #[inline(always)]
-        |row| &x[row * stride..][..stride].as_chunks::<LANES>().0[..vectors],
-    );
-    let y: [&[[f32; LANES]]; C] = std::array::from_fn(
-        #[inline(always)]
-        |col| &y[col * stride..][..stride].as_chunks::<LANES>().0[..vectors],
-    );
+    let x: [&[[f32; LANES]]; R] = parts(x, stride, vectors);
+    let y: [&[[f32; LANES]]; C] = parts(y, stride, vectors);
     let mut accumulators = [[simd.splat(0.0); C]; R];
     for index in 0..vectors {
-        let columns: [S::Lanes; C] = std::array::from_fn(
+        let columns: [S::Lanes; C] = lanes::each(
+            simd,
             #[inline(always)]
             |col| simd.load(&y[col][index]),
         );

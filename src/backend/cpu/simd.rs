@@ -2,7 +2,8 @@
 //!
 //! A kernel is written once over [`Simd`]. Its body runs inside [`Simd::enter`], which is compiled for the instruction
 //! set, so everything generic on the way must be `#[inline(always)]`: a function that is not inlined there would be
-//! compiled for the baseline and call each instruction as a function. Lane l of an accumulator always holds the sum over
+//! compiled for the baseline and call each instruction as a function. That rules out `array::map` and
+//! `array::from_fn` over lanes. Lane l of an accumulator always holds the sum over
 //! indices that are l modulo 16, and [`Simd::sum`] is one fixed tree, so vector width never changes a result; only the
 //! baseline, which rounds between multiply and add, differs from the others.
 
@@ -163,7 +164,11 @@ impl Simd for Baseline {
     }
     #[inline(always)]
     fn load_bf16(self, from: &[bf16; LANES]) -> [f32; LANES] {
-        from.map(|value| f32::from_bits(u32::from(value.to_bits()) << 16))
+        let mut lanes = [0.0; LANES];
+        for (lane, value) in lanes.iter_mut().zip(from) {
+            *lane = f32::from_bits(u32::from(value.to_bits()) << 16);
+        }
+        lanes
     }
     #[inline(always)]
     fn store(self, lanes: [f32; LANES], to: &mut [f32; LANES]) {
@@ -171,52 +176,98 @@ impl Simd for Baseline {
     }
     #[inline(always)]
     fn store_bf16(self, lanes: [f32; LANES], to: &mut [bf16; LANES]) {
-        *to = lanes.map(round_to_bf16);
+        for (to, lane) in to.iter_mut().zip(lanes) {
+            *to = round_to_bf16(lane);
+        }
     }
     #[inline(always)]
     fn add(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        std::array::from_fn(|i| a[i] + b[i])
+        pairwise(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a + b,
+        )
     }
     #[inline(always)]
     fn sub(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        std::array::from_fn(|i| a[i] - b[i])
+        pairwise(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a - b,
+        )
     }
     #[inline(always)]
     fn mul(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        std::array::from_fn(|i| a[i] * b[i])
+        pairwise(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a * b,
+        )
     }
     #[inline(always)]
     fn div(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        std::array::from_fn(|i| a[i] / b[i])
+        pairwise(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a / b,
+        )
     }
     #[inline(always)]
     fn max(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+        pairwise(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| if a > b { a } else { b },
+        )
     }
     #[inline(always)]
     fn min(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        std::array::from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
+        pairwise(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| if a < b { a } else { b },
+        )
     }
     #[inline(always)]
     fn fma(self, a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
-        std::array::from_fn(|i| a[i] * b[i] + c[i])
+        self.add(self.mul(a, b), c)
     }
     #[inline(always)]
     fn power_of_two(self, biased: [f32; LANES]) -> [f32; LANES] {
-        biased.map(|value| f32::from_bits((value.to_bits() << 23).wrapping_add(0x3f80_0000)))
+        let mut powers = biased;
+        for power in &mut powers {
+            *power = f32::from_bits((power.to_bits() << 23).wrapping_add(0x3f80_0000));
+        }
+        powers
     }
     #[inline(always)]
     fn sum(self, lanes: [f32; LANES]) -> f32 {
-        let eight: [f32; 8] = std::array::from_fn(|i| lanes[i] + lanes[i + 8]);
-        let four: [f32; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
+        let mut four = [0.0; 4];
+        for (i, sum) in four.iter_mut().enumerate() {
+            *sum = (lanes[i] + lanes[i + 8]) + (lanes[i + 4] + lanes[i + 12]);
+        }
         (four[0] + four[1]) + (four[2] + four[3])
     }
     #[inline(always)]
     fn sums(self, lanes: [[f32; LANES]; 4]) -> [f32; 4] {
-        lanes.map(|one| self.sum(one))
+        [self.sum(lanes[0]), self.sum(lanes[1]), self.sum(lanes[2]), self.sum(lanes[3])]
     }
     #[inline(always)]
     fn prefetch<T>(self, _from: &[T], _index: usize) {}
+}
+
+#[inline(always)]
+fn pairwise(mut a: [f32; LANES], b: [f32; LANES], one: impl Fn(f32, f32) -> f32) -> [f32; LANES] {
+    for (a, b) in a.iter_mut().zip(b) {
+        *a = one(*a, b);
+    }
+    a
 }
 
 /// Round to nearest even by adding just under half a unit of the last place that is kept.
@@ -381,7 +432,8 @@ mod x86 {
         }
         #[inline(always)]
         fn sums(self, lanes: [Pair; 4]) -> [f32; 4] {
-            let [a, b, c, d] = lanes.map(|one| self.quarter(one));
+            let (a, b) = (self.quarter(lanes[0]), self.quarter(lanes[1]));
+            let (c, d) = (self.quarter(lanes[2]), self.quarter(lanes[3]));
             let mut sums = [0.0; 4];
             // SAFETY: avx2 was detected; the unaligned 16-byte store covers exactly the four elements.
             unsafe { _mm_storeu_ps(sums.as_mut_ptr(), _mm_hadd_ps(_mm_hadd_ps(a, b), _mm_hadd_ps(c, d))) };
@@ -512,7 +564,8 @@ mod x86 {
         }
         #[inline(always)]
         fn sums(self, lanes: [__m512; 4]) -> [f32; 4] {
-            let [a, b, c, d] = lanes.map(|one| self.quarter(one));
+            let (a, b) = (self.quarter(lanes[0]), self.quarter(lanes[1]));
+            let (c, d) = (self.quarter(lanes[2]), self.quarter(lanes[3]));
             let mut sums = [0.0; 4];
             // SAFETY: avx was detected; the unaligned 16-byte store covers exactly the four elements.
             unsafe { _mm_storeu_ps(sums.as_mut_ptr(), _mm_hadd_ps(_mm_hadd_ps(a, b), _mm_hadd_ps(c, d))) };
@@ -612,33 +665,63 @@ mod arm {
         #[inline(always)]
         fn add(self, a: Four, b: Four) -> Four {
             // SAFETY: every aarch64 target has neon.
-            each(a, b, |a, b| unsafe { vaddq_f32(a, b) })
+            each(
+                a,
+                b,
+                #[inline(always)]
+                |a, b| unsafe { vaddq_f32(a, b) },
+            )
         }
         #[inline(always)]
         fn sub(self, a: Four, b: Four) -> Four {
             // SAFETY: every aarch64 target has neon.
-            each(a, b, |a, b| unsafe { vsubq_f32(a, b) })
+            each(
+                a,
+                b,
+                #[inline(always)]
+                |a, b| unsafe { vsubq_f32(a, b) },
+            )
         }
         #[inline(always)]
         fn mul(self, a: Four, b: Four) -> Four {
             // SAFETY: every aarch64 target has neon.
-            each(a, b, |a, b| unsafe { vmulq_f32(a, b) })
+            each(
+                a,
+                b,
+                #[inline(always)]
+                |a, b| unsafe { vmulq_f32(a, b) },
+            )
         }
         #[inline(always)]
         fn div(self, a: Four, b: Four) -> Four {
             // SAFETY: every aarch64 target has neon.
-            each(a, b, |a, b| unsafe { vdivq_f32(a, b) })
+            each(
+                a,
+                b,
+                #[inline(always)]
+                |a, b| unsafe { vdivq_f32(a, b) },
+            )
         }
         #[inline(always)]
         fn max(self, a: Four, b: Four) -> Four {
             // Not vmaxq: that returns the NaN of either operand, where the contract takes b.
             // SAFETY: every aarch64 target has neon.
-            each(a, b, |a, b| unsafe { vbslq_f32(vcgtq_f32(a, b), a, b) })
+            each(
+                a,
+                b,
+                #[inline(always)]
+                |a, b| unsafe { vbslq_f32(vcgtq_f32(a, b), a, b) },
+            )
         }
         #[inline(always)]
         fn min(self, a: Four, b: Four) -> Four {
             // SAFETY: every aarch64 target has neon.
-            each(a, b, |a, b| unsafe { vbslq_f32(vcltq_f32(a, b), a, b) })
+            each(
+                a,
+                b,
+                #[inline(always)]
+                |a, b| unsafe { vbslq_f32(vcltq_f32(a, b), a, b) },
+            )
         }
         #[inline(always)]
         fn fma(self, a: Four, b: Four, c: Four) -> Four {
@@ -654,13 +737,15 @@ mod arm {
         }
         #[inline(always)]
         fn power_of_two(self, biased: Four) -> Four {
-            biased.map(|part| {
+            let mut powers = biased;
+            for power in &mut powers {
                 // SAFETY: every aarch64 target has neon.
-                unsafe {
-                    let shifted = vshlq_n_u32::<23>(vreinterpretq_u32_f32(part));
+                *power = unsafe {
+                    let shifted = vshlq_n_u32::<23>(vreinterpretq_u32_f32(*power));
                     vreinterpretq_f32_u32(vaddq_u32(shifted, vdupq_n_u32(0x3f80_0000)))
-                }
-            })
+                };
+            }
+            powers
         }
         #[inline(always)]
         fn sum(self, lanes: Four) -> f32 {
@@ -673,7 +758,8 @@ mod arm {
         }
         #[inline(always)]
         fn sums(self, lanes: [Four; 4]) -> [f32; 4] {
-            let [a, b, c, d] = lanes.map(|one| self.quarter(one));
+            let (a, b) = (self.quarter(lanes[0]), self.quarter(lanes[1]));
+            let (c, d) = (self.quarter(lanes[2]), self.quarter(lanes[3]));
             let mut sums = [0.0; 4];
             // SAFETY: neon is there; the store covers exactly the four elements.
             unsafe { vst1q_f32(sums.as_mut_ptr(), vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d))) };
