@@ -33,6 +33,11 @@ def ids_of(values) -> Tensor:
     return torch.tensor(values, dtype=torch.uint32)
 
 
+def accepted(drafts: list[int], tokens: list[int]) -> int:
+    """How many drafts stand before the first wrong one."""
+    return next((n for n, (a, b) in enumerate(zip(drafts, tokens)) if a != b), min(len(drafts), len(tokens)))
+
+
 def compare(found: dict[str, Tensor], file: Path) -> None:
     """Exits with a message if `found` is not what `file` holds."""
     wanted = load_file(file)
@@ -162,7 +167,7 @@ def demo() -> tuple[dict[str, Tensor], list[dict]]:
         drafts.append(drafted), top_ids.append(top.indices.tolist()), top_logits.append(top.values)
         texts.append({"line": line, "task": case["task"], "thinking": case["thinking"], "tokens": len(ids), "text": text,
                       "greedy": cases.tokenizer.decode(chosen, skip_special_tokens=False),
-                      "drafts_right": sum(a == b for a, b in zip(drafted, chosen[1:])),
+                      "drafts_right": accepted(drafted, chosen[1:]),
                       "exact": case["greedy_exact"]})
         print(f"{n:2} {case['task']:10} {'thinking' if case['thinking'] else '        '} {len(ids):3} tokens, "
               f"smallest margin {min(gaps):.2f}, drafts {drafted} of {chosen[1:4]}")
