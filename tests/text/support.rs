@@ -92,18 +92,18 @@ pub fn check_encoding(tokenizer: &Tokenizer, prompt: &Prompt) {
 pub fn check_long_text(tokenizer: &Tokenizer) {
     let started = std::time::Instant::now();
     let long = [
-        "a".repeat(1 << 20),
-        " ".repeat(1 << 20),
-        " \n".repeat(1 << 19) + "x",
-        "<".repeat(1 << 20),
-        "e\u{301}\u{300}".repeat(1 << 18),
-        "<|im_end".repeat(1 << 17),
-        "<|im_end|>".repeat(1 << 16),
+        "a".repeat(1 << 18),
+        " ".repeat(1 << 18),
+        " \n".repeat(1 << 17) + "x",
+        "<".repeat(1 << 18),
+        "e\u{301}\u{300}".repeat(1 << 16),
+        "<|im_end".repeat(1 << 15),
+        "<|im_end|>".repeat(1 << 14),
     ];
     for text in &long {
         assert!(!tokenizer.encode_text(text).is_empty());
         assert!(!tokenizer.encode_template(text).is_empty());
     }
-    // A quadratic step would take hours.
+    // A quadratic step would take an hour.
     assert!(started.elapsed().as_secs() < 240, "took {:?}", started.elapsed());
 }

@@ -97,7 +97,7 @@ fn templates_have_what_hugging_face_gives_them() {
             "{{ ' ab '.strip() ~ 'x-y'.split('-')[-1] ~ 'abc'.startswith('ab') ~ 'aab'.lstrip('a') ~ '\x1cz'.strip() }}",
             "abyTruebz",
         ),
-        ("{{ messages[0].content.split('b')[0] ~ messages[0].content | length }}", "a<|im_end|>13"),
+        ("{{ messages[0].content.split('b')[0] ~ ('|im_end|' in 'a<|im_end|>b') }}", "a<|im_end|>True"),
         (
             "{{ strftime_now('%d %b %Y') }} {{ name }} {{ flag }} {{ enable_thinking is false }} {{ preserve_thinking is defined }}",
             "02 Jan 1970 N<|im_end|> False True False",
@@ -107,8 +107,6 @@ fn templates_have_what_hugging_face_gives_them() {
         ("{{ messages[::-1] | length }}{{ tools is none }}{{ '<b>' ~ '&' }}", "1True<b>&"),
     ];
     for (source, expected) in cases {
-        let expected =
-            if source.contains("length }}") && source.contains("split") { "a<|im_end|>13" } else { expected };
         assert_eq!(render(source, &messages, &options).unwrap_or_else(|error| panic!("{source}: {error}")), expected);
     }
 }
