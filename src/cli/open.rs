@@ -30,7 +30,7 @@ pub struct OpenOptions {
 /// The one place where a backend is chosen.
 pub fn open_backend(spec: &BackendSpec) -> Result<Box<dyn Backend>> {
     match spec.kind {
-        BackendKind::Auto | BackendKind::Cpu => Ok(Box::new(CpuBackend::new(spec.cpu.clone())?)),
+        BackendKind::Auto | BackendKind::Cpu => Ok(Box::new(CpuBackend::new(spec.cpu)?)),
     }
 }
 

@@ -61,11 +61,6 @@ impl Session {
         Ok(Session { runner, tokenizer, generation, stop_ids })
     }
 
-    /// Most tokens of prompt and answer together.
-    pub fn context(&self) -> u32 {
-        single::context_tokens(&self.runner)
-    }
-
     /// Generates after `prompt`. `tools` type the arguments of tool calls; `on_piece` sees text as it stands.
     pub fn answer(
         &mut self,
