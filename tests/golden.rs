@@ -273,6 +273,7 @@ fn open(folder: &Path, activation: DType, cpu: CpuOptions, context: u32) -> Runn
         activation,
         rows_max: context,
         sequences_max: 1,
+        context_max: context,
         page_tokens: 64,
         pages: 0,
         drafts_max: DRAFTS,

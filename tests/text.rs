@@ -1,5 +1,5 @@
-//! The text layer from outside: the demo checkpoint's files, the publisher's files, Python's renderings, and every cut of
-//! every stream. Never runs a model.
+//! The text layer from outside: the demo checkpoint's files, the publisher's files, Python's renderings, and every
+//! cut of every stream. Never runs a model.
 
 #[path = "text/publisher.rs"]
 mod publisher;

@@ -1,4 +1,5 @@
-//! A recorded forward pass: a flat list of checked ops, with the layer each belongs to and the tensors worth looking at.
+//! A recorded forward pass: a flat list of checked ops, with the layer each belongs to and the tensors worth looking
+//! at.
 //!
 //! Nothing is rewritten between recording and the device, so a parity failure is where the listing says it is.
 

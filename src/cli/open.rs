@@ -85,6 +85,7 @@ fn assemble(
         activation: args.activation.dtype(),
         rows_max,
         sequences_max: 1,
+        context_max: context,
         page_tokens: PAGE_TOKENS,
         pages: 0,
         drafts_max: if weights.mtp.is_some() { options.drafts_max } else { 0 },

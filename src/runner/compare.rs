@@ -143,7 +143,7 @@ fn check(a: &Runner, b: &Runner, prompt: &[u32]) -> Result<()> {
             "compare each with --a NAME --b cpu, or with --reference FILE",
         ));
     }
-    let context = single::context_tokens(a);
+    let context = a.model().options.context_max;
     if prompt.is_empty() || prompt.len() as u64 + u64::from(TOKENS_AHEAD) > u64::from(context) {
         return Err(Error::input(
             format!("the prompt has {} tokens, 1 to {} fit the context", prompt.len(), context - TOKENS_AHEAD),

@@ -1,9 +1,10 @@
 //! A model against a file of a reference implementation: what every layer computed for one prompt, the states after it,
 //! the logits of tokens that follow, and drafts. Runs on any backend; prints nothing.
 //!
-//! The file is safetensors. `ids` is the prompt and `rows` are the rows that its tensors keep. Every f32 tensor is either
-//! named like a tap, or like a state (`layers.I.state`, `layers.I.conv_state`), or one of `mtp.logits` (one row per draft),
-//! `decode.logits` (one row per token of `decode.ids`) and `chunked.logits` (the prompt's last row, computed in chunks).
+//! The file is safetensors. `ids` is the prompt and `rows` are the rows that its tensors keep. Every f32 tensor is
+//! either named like a tap, or like a state (`layers.I.state`, `layers.I.conv_state`), or one of `mtp.logits` (one
+//! row per draft), `decode.logits` (one row per token of `decode.ids`) and `chunked.logits` (the prompt's last row,
+//! computed in chunks).
 
 use std::collections::BTreeMap;
 
@@ -282,7 +283,7 @@ fn check(runner: &Runner, reference: &Reference) -> Result<()> {
     let (model, tokens) = (&runner.model, reference.ids.len() as u32);
     let limits = [
         ("rows of a step", "--chunk-rows", tokens, model.options.rows_max),
-        ("tokens of context", "--max-context", reference.context_tokens(), single::context_tokens(runner)),
+        ("tokens of context", "--max-context", reference.context_tokens(), runner.model().options.context_max),
         ("logit rows", "the file", reference.rows.len() as u32, model.step.limits.logit_rows),
     ];
     for (what, remedy, needed, limit) in limits {

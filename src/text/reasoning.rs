@@ -1,8 +1,8 @@
 //! Splits what the model writes into reasoning and answer.
 //!
-//! Whether it begins inside the reasoning is read from the prompt's own token ids, never from a flag. Tags are recognised by
-//! id, so a tag that is spelled with ordinary tokens is text; `push_text` is for sources that have no ids. The tags themselves
-//! come out nowhere, except inside a tool call, whose arguments are passed on untouched.
+//! Whether it begins inside the reasoning is read from the prompt's own token ids, never from a flag. Tags are
+//! recognised by id, so a tag that is spelled with ordinary tokens is text; `push_text` is for sources that have no
+//! ids. The tags themselves come out nowhere, except inside a tool call, whose arguments are passed on untouched.
 
 use super::tokenizer::Tokenizer;
 

@@ -1,12 +1,12 @@
 //! The checkpoint's own chat template, rendered the way Hugging Face renders it.
 //!
-//! Runs the template and nothing else: no format of a turn is known here. What a client wrote is marked before rendering
-//! (`prompt.rs`), so that no spelling of a control token in it becomes one. Two kinds of spelling stay visible to the
-//! template, because the family's templates look for them:
+//! Runs the template and nothing else: no format of a turn is known here. What a client wrote is marked before
+//! rendering (`prompt.rs`), so that no spelling of a control token in it becomes one. Two kinds of spelling stay
+//! visible to the template, because the family's templates look for them:
 //!
-//! * `</think>`, and `<think>` before it, in an assistant's content that comes without a `reasoning_content` string: clients
-//!   send back whole answers, and the template cuts the reasoning out. If the template does not cut (the rendered text is the
-//!   same with the spellings hidden), they are text.
+//! * `</think>`, and `<think>` before it, in an assistant's content that comes without a `reasoning_content` string:
+//! clients send back whole answers, and the template cuts the reasoning out. If the template does not cut (the
+//! rendered text is the same with the spellings hidden), they are text.
 //! * `<tool_response>` and `</tool_response>` around all of a user's content: the template asks whether the turn is a
 //!   question. They are visible and stay text.
 //!
@@ -147,8 +147,8 @@ impl ChatTemplate {
 
 const NAME: &str = "chat_template";
 
-/// What one rendering may use, in steps and 64-byte units of data, so that a template that never ends stops within a second.
-/// The family's templates use about 125 a message, 65 a tool call and 0.1 for every byte.
+/// What one rendering may use, in steps and 64-byte units of data, so that a template that never ends stops within a
+/// second. The family's templates use about 125 a message, 65 a tool call and 0.1 for every byte.
 fn fuel(messages: &[Value], context: &[(String, JinjaValue)]) -> u64 {
     let calls =
         messages.iter().filter_map(|message| message.get("tool_calls")?.as_array()).map(Vec::len).sum::<usize>();
@@ -164,8 +164,8 @@ fn fuel(messages: &[Value], context: &[(String, JinjaValue)]) -> u64 {
 const FUEL_BASE: u64 = 300_000;
 /// Enough for a conversation of 30 MB; with the stack that goes with it, 1 GiB of address space.
 const FUEL_MAX: u64 = 3_500_000;
-/// A template can nest a list one level deeper for 2.2 units of fuel, and printing or freeing a level takes up to 640 bytes
-/// of stack. The engine bounds the nesting of the template's code, but not that of the values that it builds.
+/// A template can nest a list one level deeper for 2.2 units of fuel, and printing or freeing a level takes up to 640
+/// bytes of stack. The engine bounds the nesting of the template's code, but not that of the values that it builds.
 const STACK_BYTES_PER_FUEL: u64 = 300;
 
 /// Runs `work` where its stack cannot end before its fuel does. Pages that are not touched cost nothing.
@@ -332,8 +332,8 @@ fn template_error(error: &minijinja::Error, clean: impl Fn(&str) -> String) -> E
     Error::input(format!("{place}: {detail}"), "check the template, and the messages against what it expects")
 }
 
-/// The messages with every tool call's arguments as an object, which is what templates walk over; the API sends them as a
-/// string.
+/// The messages with every tool call's arguments as an object, which is what templates walk over; the API sends them
+/// as a string.
 fn with_parsed_arguments(messages: &[Value]) -> Result<Vec<Value>> {
     let mut messages = messages.to_vec();
     for (index, message) in messages.iter_mut().enumerate() {

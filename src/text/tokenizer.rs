@@ -1,8 +1,8 @@
 //! Text to token ids and back, for byte-level BPE checkpoints, over the `tokenizers` crate.
 //!
-//! The crate does the normalisation, the split and the merges. Control tokens are found here, because who wrote the text
-//! decides whether `<|im_end|>` is a token or nine characters: the template's words may hold control tokens, a user's never
-//! do. This file never guesses a control token's meaning from its spelling.
+//! The crate does the normalisation, the split and the merges. Control tokens are found here, because who wrote the
+//! text decides whether `<|im_end|>` is a token or nine characters: the template's words may hold control tokens, a
+//! user's never do. This file never guesses a control token's meaning from its spelling.
 
 use serde::Deserialize;
 

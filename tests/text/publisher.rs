@@ -174,8 +174,8 @@ fn renderings_equal_pythons() {
     }
 }
 
-/// Reasoning that a client sends inside the content is cut out by the template, as its tags are visible to it; none of the
-/// client's tags becomes a token. A wrapped user turn is seen as no question, and its wrapping stays text.
+/// Reasoning that a client sends inside the content is cut out by the template, as its tags are visible to it; none
+/// of the client's tags becomes a token. A wrapped user turn is seen as no question, and its wrapping stays text.
 #[test]
 fn tags_that_the_template_looks_for_are_seen_and_are_no_tokens() {
     let count = |token: &str, ids: &[u32]| {

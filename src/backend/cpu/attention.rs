@@ -1,11 +1,11 @@
 //! Gated attention over the paged cache.
 //!
-//! A task is one KV head for up to eight consecutive rows of one sequence, with all query heads of that KV head. It walks
-//! the entries in blocks of 32 that begin at multiples of 32, gathers the keys and values of a block from their pages to
-//! f32 scratch once, and keeps a running softmax (maximum, sum, weighted values) per query. Block edges depend on
-//! positions only and each query takes exactly its own entries of a block, so a row's result does not depend on the rows
-//! beside it. Lanes run along head_dim in the dot products and in the sums of values. Bytes: keys and values up to the
-//! position, once per eight rows; bandwidth bound for one row, arithmetic bound in prefill.
+//! A task is one KV head for up to eight consecutive rows of one sequence, with all query heads of that KV head. It
+//! walks the entries in blocks of 32 that begin at multiples of 32, gathers the keys and values of a block from their
+//! pages to f32 scratch once, and keeps a running softmax (maximum, sum, weighted values) per query. Block edges
+//! depend on positions only and each query takes exactly its own entries of a block, so a row's result does not
+//! depend on the rows beside it. Lanes run along head_dim in the dot products and in the sums of values. Bytes: keys
+//! and values up to the position, once per eight rows; bandwidth bound for one row, arithmetic bound in prefill.
 
 use super::env::{Env, Place};
 use super::lanes;

@@ -118,8 +118,8 @@ impl Conv {
     }
 }
 
-/// A tile of channels of one run. Its inputs are numbered: 0, 1, 2 are the window's rows from `pending` on, 3 + t is row
-/// t of x.
+/// A tile of channels of one run. Its inputs are numbered: 0, 1, 2 are the window's rows from `pending` on, 3 + t is
+/// row t of x.
 struct Tile<'a, 'b> {
     x: View<'a>,
     first: usize,

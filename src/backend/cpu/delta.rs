@@ -398,8 +398,8 @@ impl Tile {
         (0..value_dim).step_by(TILE_COLS).map(tile)
     }
 
-    /// Copies the tile out of one head's `[key_dim, value_dim]`, padded with zero columns. Rows of a tile lie at a power
-    /// of two in the state, where they would evict each other from the cache.
+    /// Copies the tile out of one head's `[key_dim, value_dim]`, padded with zero columns. Rows of a tile lie at a
+    /// power of two in the state, where they would evict each other from the cache.
     #[inline(always)]
     fn load(self, state: &[f32], floats: &mut [f32]) {
         for (from, to) in state.chunks_exact(self.value_dim).zip(floats.chunks_exact_mut(TILE_COLS)) {

@@ -1,8 +1,8 @@
 //! Products of activations with weight matrices.
 //!
 //! Every sum of (row, weight row) is formed alike: lane l adds the products k = l, l + 16, ... in that order by fma, a
-//! partial last vector is padded with zeros, then [`Simd::sum`]. Neither the number of rows, nor the tile a sum fell in,
-//! nor the threads can change it; they only decide how many sums share a load.
+//! partial last vector is padded with zeros, then [`Simd::sum`]. Neither the number of rows, nor the tile a sum fell
+//! in, nor the threads can change it; they only decide how many sums share a load.
 //!
 //! Threads split the weight rows into blocks. One row: the weights stream through once, n * k elements, widened in
 //! registers, four weight rows in flight; bandwidth bound. More rows: a block is widened once to f32 scratch that fits

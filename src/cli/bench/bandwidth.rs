@@ -7,8 +7,8 @@ use std::time::Instant;
 const BUFFER_BYTES: usize = 512 << 20;
 const RUNS: usize = 5;
 
-/// The best of a few sums over a large buffer, in 1e9 bytes per second. Best and not median: other load can only slow it,
-/// and a limit is what is asked for.
+/// The best of a few sums over a large buffer, in 1e9 bytes per second. Best and not median: other load can only slow
+/// it, and a limit is what is asked for.
 pub fn read_gb_per_s(threads: usize) -> f64 {
     // Written, not just zeroed: untouched pages may all be one.
     let buffer: Vec<u64> = (0..(BUFFER_BYTES / 8) as u64).collect();

@@ -1,5 +1,5 @@
-//! `deltic bench`: how fast steps run, how near that is to what the memory gives, and in the same run whether the output
-//! is right. A speed without a check does not count, so a failed check fails the command.
+//! `deltic bench`: how fast steps run, how near that is to what the memory gives, and in the same run whether the
+//! output is right. A speed without a check does not count, so a failed check fails the command.
 
 mod bandwidth;
 mod check;
@@ -153,7 +153,7 @@ fn room(args: &BenchArgs) -> u32 {
 }
 
 fn check_room(runner: &Runner, args: &BenchArgs) -> Result<()> {
-    let context = single::context_tokens(runner);
+    let context = runner.model().options.context_max;
     let needed = match args.kind {
         BenchKind::Decode => args.context.saturating_add(args.tokens.unwrap_or(DECODE_TOKENS)),
         BenchKind::Prefill => args.tokens.unwrap_or(PREFILL_TOKENS),
