@@ -7,3 +7,8 @@
 
 pub mod backend;
 pub mod base;
+pub mod cli;
+pub mod model;
+pub mod runner;
+pub mod text;
+pub mod weights;

@@ -3,12 +3,16 @@
 //! A forward pass is recorded as a flat list of [`Op`]s in a [`Program`] and handed to a [`Backend`], which replays it.
 //! Scalars of an op are fixed when it is recorded; what varies per step is read from the [`StepInputs`] buffer.
 
+pub mod capture;
 pub mod check;
+pub mod compare;
 pub mod cpu;
 pub mod op;
 pub mod program;
 pub mod step;
 pub mod tensor;
+pub mod tolerance;
+pub mod traffic;
 
 use std::future::Future;
 use std::pin::Pin;

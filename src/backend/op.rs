@@ -267,7 +267,7 @@ pub enum Op {
     /// A row with a NaN or no finite score gives NONE. scores: [logit rows, vocabulary] f32. out: [1, logit rows] u32.
     Sample { scores: Tensor, out: Tensor, vocab_live: u32 },
 
-    /// Log-probabilities of the raw distribution: the sampled token's and the highest TOP_LOGPROBS with their ids,
+    /// For sequences that ask for it, log-probabilities of the raw distribution: the sampled token's and the highest TOP_LOGPROBS with their ids,
     /// best first, ties to the lowest id. sampled: [1, logit rows]. out: [logit rows, LOGPROB_WORDS] u32.
     TopLogprobs { logits: Tensor, sampled: Tensor, out: Tensor, vocab_live: u32 },
 

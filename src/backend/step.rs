@@ -83,6 +83,8 @@ pub enum SequenceWord {
     /// First of its pairs in the bias section.
     FirstBias,
     Biases,
+    /// 1 where TopLogprobs looks at its logit rows.
+    Logprobs,
 }
 
 /// Words per sequence, rounded up for growth.
@@ -241,7 +243,7 @@ mod tests {
             at += limits.section_words(section);
         }
         assert_eq!(limits.words(), at);
-        assert!((SequenceWord::Biases as u32) < SEQUENCE_WORDS);
+        assert!((SequenceWord::Logprobs as u32) < SEQUENCE_WORDS);
         assert!((Header::Folds as u32) < HEADER_WORDS);
     }
 }

@@ -1,0 +1,328 @@
+//! The command line: every flag is defined once, with its environment twin `DELTIC_*`.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::backend::cpu::{CpuOptions, Isa};
+use crate::base::{DType, Error};
+
+/// Inference engine for the Qwen3.5/3.6 hybrid family: right or not ready.
+#[derive(Debug, Parser)]
+#[command(name = "deltic", version, disable_help_subcommand = true)]
+pub struct Args {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// One completion of a prompt
+    Generate(GenerateArgs),
+    /// Right and exact answers per task of a file of cases, decoded greedily
+    Eval(EvalArgs),
+    /// What a checkpoint holds, and its traps
+    Inspect(InspectArgs),
+    /// Two backends op by op, or one against a reference file of taps
+    Compare(CompareArgs),
+    /// Speed, with an output check in the same run
+    Bench(BenchArgs),
+}
+
+/// What to run and where.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ModelArgs {
+    /// Folder of the checkpoint [default: the built-in demo model]
+    #[arg(long, value_name = "DIR", env = "DELTIC_MODEL")]
+    pub model: Option<PathBuf>,
+    /// Most tokens of one request, prompt and answer together [default: the model's, at most 32768]
+    #[arg(long, value_name = "TOKENS", env = "DELTIC_MAX_CONTEXT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_context: Option<u32>,
+    /// Most rows of a prefill step [default: the backend's]
+    #[arg(long, value_name = "ROWS", env = "DELTIC_CHUNK_ROWS", value_parser = clap::value_parser!(u32).range(1..=2048))]
+    pub chunk_rows: Option<u32>,
+    /// Type of activations and KV cache; f32 is for comparing with float32 references
+    #[arg(long, value_name = "TYPE", default_value = "bf16", env = "DELTIC_ACTIVATION")]
+    pub activation: Activation,
+}
+
+/// Which backend.
+#[derive(Debug, Clone, clap::Args)]
+pub struct BackendArgs {
+    /// auto or cpu
+    #[arg(long, default_value = "auto", env = "DELTIC_BACKEND")]
+    pub backend: BackendKind,
+    /// Threads of the CPU backend [default: one per core]
+    #[arg(long, value_name = "N", env = "DELTIC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Instruction set of the CPU backend: baseline, avx2, avx512, neon [default: the best there is]
+    #[arg(long, value_name = "ISA", env = "DELTIC_CPU_ISA")]
+    pub cpu_isa: Option<IsaName>,
+}
+
+impl BackendArgs {
+    pub fn spec(&self) -> BackendSpec {
+        let options = CpuOptions { threads: self.threads.map(usize::from), isa: self.cpu_isa.map(|name| name.0) };
+        BackendSpec { kind: self.backend, cpu: options }
+    }
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct ThinkingArgs {
+    /// Whether the model thinks before it answers [default: as the checkpoint's template says]
+    #[arg(long, value_name = "on|off", env = "DELTIC_THINKING")]
+    pub thinking: Option<Switch>,
+    /// The same as --thinking off
+    #[arg(long, conflicts_with = "thinking")]
+    pub no_thinking: bool,
+}
+
+impl ThinkingArgs {
+    pub fn enabled(&self) -> Option<bool> {
+        if self.no_thinking { Some(false) } else { self.thinking.map(|switch| switch == Switch::On) }
+    }
+}
+
+/// How tokens are chosen. What is not given comes from the checkpoint's generation_config.json.
+#[derive(Debug, Clone, clap::Args)]
+pub struct SamplingArgs {
+    /// 0 is greedy
+    #[arg(long, env = "DELTIC_TEMPERATURE", allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+    /// Keep the K most likely tokens; 0 or -1 is off
+    #[arg(long, value_name = "K", env = "DELTIC_TOP_K", allow_negative_numbers = true)]
+    pub top_k: Option<i64>,
+    /// Keep the most likely tokens that together reach probability P; 1 is off
+    #[arg(long, value_name = "P", env = "DELTIC_TOP_P", allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Keep tokens at least P times as likely as the most likely one; 0 is off
+    #[arg(long, value_name = "P", env = "DELTIC_MIN_P", allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
+    /// 1 is off; over prompt and answer
+    #[arg(long, env = "DELTIC_REPETITION_PENALTY", allow_negative_numbers = true)]
+    pub repetition_penalty: Option<f32>,
+    /// 0 is off; over the answer
+    #[arg(long, env = "DELTIC_PRESENCE_PENALTY", allow_negative_numbers = true)]
+    pub presence_penalty: Option<f32>,
+    /// 0 is off; over the answer
+    #[arg(long, env = "DELTIC_FREQUENCY_PENALTY", allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f32>,
+    /// The same seed gives the same answer
+    #[arg(long, default_value_t = 0, env = "DELTIC_SEED")]
+    pub seed: u64,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct GenerateArgs {
+    /// The prompt; `-` reads it from stdin
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: String,
+    /// Apply the checkpoint's chat template: the prompt is a user's message
+    #[arg(long)]
+    pub chat: bool,
+    /// System message, with --chat
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
+    /// Most tokens of the answer [default: what is left of the context]
+    #[arg(long, value_name = "N", env = "DELTIC_MAX_TOKENS")]
+    pub max_tokens: Option<u32>,
+    /// One JSON object on stdout instead of text
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub thinking: ThinkingArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct EvalArgs {
+    /// Cases, one JSON object a line: task, messages, tools, thinking, answer, reference
+    #[arg(long, value_name = "FILE")]
+    pub file: PathBuf,
+    /// Run every Nth case only
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub every: u32,
+    /// Run the cases of this task only
+    #[arg(long, value_name = "NAME")]
+    pub task: Option<String>,
+    /// Most tokens of one answer
+    #[arg(long, value_name = "N", default_value_t = 400)]
+    pub max_tokens: u32,
+    /// Print each case that is not exact, with what was expected
+    #[arg(long)]
+    pub show: bool,
+    /// One JSON object on stdout instead of a table
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct InspectArgs {
+    /// Folder of the checkpoint [default: the built-in demo model]
+    #[arg(value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// One JSON object on stdout instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct CompareArgs {
+    /// First side: a backend, with options such as cpu:threads=1,isa=baseline
+    #[arg(long, value_name = "BACKEND", default_value = "cpu")]
+    pub a: BackendSpec,
+    /// Second side [default: cpu:threads=1,isa=baseline]
+    #[arg(long, value_name = "BACKEND", conflicts_with = "reference")]
+    pub b: Option<BackendSpec>,
+    /// Compare with the taps of this safetensors file instead of a second backend
+    #[arg(long, value_name = "FILE")]
+    pub reference: Option<PathBuf>,
+    /// Let errors add up instead of starting each op from A's operands
+    #[arg(long)]
+    pub free: bool,
+    /// Largest relative RMS error that passes [default: 0.01 for bf16 activations, 0.00001 for f32]
+    #[arg(long, value_name = "ERROR")]
+    pub tolerance: Option<f64>,
+    /// Text whose tokens are run through the model
+    #[arg(long, value_name = "TEXT", default_value = "Compute 17 - 4 and write a short story about a fox.")]
+    pub prompt: String,
+    /// One JSON object on stdout instead of text
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct BenchArgs {
+    pub kind: BenchKind,
+    /// Run random weights of this shape instead of a checkpoint: qwen3.5-0.8b, qwen3.6-27b, ...
+    #[arg(long, value_name = "NAME", conflicts_with = "model")]
+    pub shape: Option<String>,
+    /// Cut the shape to its first N layers
+    #[arg(long, value_name = "N", requires = "shape", value_parser = clap::value_parser!(u32).range(1..))]
+    pub layers: Option<u32>,
+    /// Tokens to decode or prefill
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub tokens: Option<u32>,
+    /// Tokens of context before a decode
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: u32,
+    /// One JSON object on stdout instead of a table
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BenchKind {
+    /// One token a step
+    Decode,
+    /// A prompt in chunks
+    Prefill,
+    /// Time and bandwidth of each op of a step
+    Ops,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Activation {
+    Bf16,
+    F32,
+}
+
+impl Activation {
+    pub fn dtype(self) -> DType {
+        match self {
+            Activation::Bf16 => DType::Bf16,
+            Activation::F32 => DType::F32,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BackendKind {
+    /// The best backend of this machine, which is said on stderr
+    Auto,
+    Cpu,
+}
+
+/// An instruction set that this machine has.
+#[derive(Debug, Clone, Copy)]
+pub struct IsaName(pub Isa);
+
+impl FromStr for IsaName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<IsaName, Error> {
+        Isa::parse(text).map(IsaName)
+    }
+}
+
+/// A backend and its options, as one word: `cpu:threads=1,isa=baseline`.
+#[derive(Debug, Clone)]
+pub struct BackendSpec {
+    pub kind: BackendKind,
+    pub cpu: CpuOptions,
+}
+
+impl FromStr for BackendSpec {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<BackendSpec, Error> {
+        let (kind, options) = text.split_once(':').unwrap_or((text, ""));
+        let kind = BackendKind::from_str(kind, false).map_err(|_| {
+            Error::input(format!("unknown backend {kind:?}"), "use auto or cpu, with options as in cpu:threads=1")
+        })?;
+        let mut spec = BackendSpec { kind, cpu: CpuOptions::default() };
+        for option in options.split(',').filter(|option| !option.is_empty()) {
+            match option.split_once('=') {
+                Some(("threads", count)) => spec.cpu.threads = Some(parse_threads(count)?),
+                Some(("isa", name)) => spec.cpu.isa = Some(Isa::parse(name)?),
+                _ => {
+                    return Err(Error::input(
+                        format!("unknown backend option {option:?}"),
+                        "the CPU backend takes threads=N and isa=NAME",
+                    ));
+                }
+            }
+        }
+        Ok(spec)
+    }
+}
+
+fn parse_threads(text: &str) -> Result<usize, Error> {
+    match text.parse() {
+        Ok(count) if (1..=1024).contains(&count) => Ok(count),
+        _ => Err(Error::input(format!("threads is {text:?}, the range is 1 to 1024"), "give a whole number")),
+    }
+}
+
+impl fmt::Display for BackendSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.kind == BackendKind::Auto { "auto" } else { "cpu" };
+        let threads = self.cpu.threads.map(|count| format!("threads={count}"));
+        let isa = self.cpu.isa.map(|isa| format!("isa={}", isa.name()));
+        let options: Vec<String> = threads.into_iter().chain(isa).collect();
+        if options.is_empty() { f.write_str(kind) } else { write!(f, "{kind}:{}", options.join(",")) }
+    }
+}
