@@ -94,8 +94,8 @@ fn main() -> ExitCode {
         trials.append(&mut suite.trials);
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
-    if !arguments.list {
-        println!("{}", ledger.summary());
+    if let Some(summary) = ledger.summary() {
+        println!("{summary}");
     }
     conclusion.exit_code()
 }

@@ -80,11 +80,12 @@ impl Ledger {
         *worst = worst.max(share);
     }
 
-    /// One line: the share of each tolerance used.
-    pub fn summary(&self) -> String {
+    /// One line: the share of each tolerance used. None if nothing was judged.
+    pub fn summary(&self) -> Option<String> {
         let shares = self.0.lock().expect("no holder of the lock panics");
         let parts = shares.iter().map(|((op, dtype), share)| format!("{op} {dtype} {:.0} %", 100.0 * share));
-        format!("tolerance used: {}", parts.collect::<Vec<_>>().join(", "))
+        let parts: Vec<String> = parts.collect();
+        (!parts.is_empty()).then(|| format!("tolerance used: {}", parts.join(", ")))
     }
 }
 

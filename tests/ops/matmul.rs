@@ -59,9 +59,13 @@ pub fn add(suite: &mut Suite) {
     for k in [15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 255] {
         case(format!("tail_k{k}"), Case { live: 2, k, ..ODD });
         case(format!("tail_k{k}_bf16"), Case { live: 2, k, ..bf16 });
+        // One row may take another path, and its weights another than those of many rows.
+        case(format!("tail_k{k}_one_row"), Case { live: 1, k, ..ODD });
+        case(format!("tail_k{k}_one_row_bf16"), Case { live: 1, k, ..bf16 });
     }
     for n in [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33] {
         case(format!("tail_n{n}"), Case { live: 5, n, ..ODD });
+        case(format!("tail_n{n}_one_row"), Case { live: 1, n, ..bf16 });
     }
     suite.add("matmul", "rows_1_to_65_equal_single_rows", rows_equal_single_rows);
     suite.add("matmul", "row_parts_equal_the_whole", row_parts);

@@ -53,6 +53,7 @@ pub fn add(suite: &mut Suite) {
     for (name, sampling) in [FILTERS[0], FILTERS[3], FILTERS[7], FILTERS[11]] {
         suite.add("sample", format!("{name}_real"), move |rig| filtered(rig, sampling, 248_320, 248_077, 2));
     }
+    suite.add("sample", "filters_keep_exactly_what_they_should", exactly_kept);
     suite.add("sample", "same_seed_same_token_in_any_batch", any_batch);
     suite
         .add("sample", "distribution_is_softmax", |rig| distribution(rig, Sampling { temperature: 0.7, ..WARM }, 69.3));
@@ -209,6 +210,29 @@ fn filtered(rig: &mut Rig, sampling: Sampling, vocabulary: usize, live: usize, r
     let grid = scores.grid();
     for (row, (sampling, position)) in samplings.into_iter().enumerate() {
         judge(grid.row(row), sampling, position, found[row]);
+    }
+}
+
+/// Over many draws from a flat row, the tokens drawn are the tokens kept: none beyond an edge, none short of it.
+fn exactly_kept(rig: &mut Rig) {
+    let (live, draws) = (24, 500);
+    let mut random = Random::new(8);
+    let flat = Matrix::from_fn(DType::F32, 1, live, |_, _| 0.6 * random.symmetric()).gather(vec![0; draws]);
+    let scores = flat.rows(0..1).grid().cells;
+    for case in 0..48 {
+        let mut sampling = WARM;
+        let (alone, level) = (case % 4, 0.04 + 0.95 * random.unit());
+        sampling.top_k = if alone == 0 || alone == 3 { 1 + random.below(live) as u32 } else { 0 };
+        sampling.top_p = if alone == 1 || alone == 3 { level } else { 1.0 };
+        sampling.min_p = if alone == 2 || alone == 3 { 0.2 + 0.8 * random.unit() } else { 0.0 };
+        let step = step_of((0..draws as u64).map(|seed| (Sampling { seed, ..sampling }, case)));
+        let mut drawn: Vec<usize> = sample(rig, &step, &flat, 32).into_iter().map(|token| token as usize).collect();
+        drawn.sort_unstable();
+        drawn.dedup();
+        let [mut surely, mut possibly] = [-1e-5, 1e-5].map(|slack| kept(&scores, sampling, slack));
+        surely.sort_unstable();
+        possibly.sort_unstable();
+        assert!(drawn == surely || drawn == possibly, "{sampling:?}: drawn {drawn:?}, kept {surely:?}");
     }
 }
 

@@ -4,8 +4,8 @@
 //! partial last vector is padded with zeros, then [`Simd::sum`]. Neither the number of rows, nor the tile a sum fell
 //! in, nor the threads can change it; they only decide how many sums share a load.
 //!
-//! Threads split the weight rows into blocks. One row: the weights stream through once, n * k elements, widened in
-//! registers, four weight rows in flight; bandwidth bound. More rows: a block is widened once to f32 scratch that fits
+//! Threads split the weight rows into blocks. A few rows: the weights stream through once, n * k elements, widened in
+//! registers, several weight rows in flight; bandwidth bound. More rows: a block is widened once to f32 scratch that fits
 //! the second-level cache and meets all rows in register tiles; arithmetic bound from about a dozen rows on.
 
 use super::env::Env;
@@ -19,6 +19,8 @@ use crate::backend::{Op, RowSet, Tensor};
 const STREAM_TASK_BYTES: usize = 128 << 10;
 /// Floats of a widened weight block: half of a 512 KiB second-level cache.
 const WIDE_BLOCK_FLOATS: usize = 64 << 10;
+/// Up to here the weights are widened in registers, once per three rows, rather than to scratch.
+const DIRECT_ROWS_MAX: usize = 6;
 /// Columns of a block where rows share it: enough tasks for the threads, sums small enough to stay in cache.
 const BLOCK_COLS_MAX: usize = 64;
 
@@ -94,17 +96,10 @@ struct Rows<'a> {
     k: usize,
 }
 
-impl Rows<'_> {
-    #[inline(always)]
-    fn row(&self, row: usize) -> &[f32] {
-        &self.x[row * self.stride..][..self.stride]
-    }
-}
-
 /// Weight rows per task. A choice about time only.
 fn block_width(env: &Env<'_>, rows: &Rows<'_>, n: usize, element_bytes: usize) -> usize {
     let shared = n.div_ceil(2 * env.team.threads()).next_multiple_of(LANES);
-    if rows.live == 1 {
+    if rows.live <= DIRECT_ROWS_MAX {
         let streamed = (STREAM_TASK_BYTES / (rows.k * element_bytes)).max(LANES).next_multiple_of(LANES);
         streamed.min(shared)
     } else {
@@ -127,7 +122,7 @@ fn block<S: Simd>(
     let cols = out.cols();
     let sum_stride = cols.next_multiple_of(LANES);
     let sums_len = rows.live * sum_stride;
-    let wide_len = if rows.live == 1 { 0 } else { cols * rows.stride };
+    let wide_len = if rows.live <= DIRECT_ROWS_MAX { 0 } else { cols * rows.stride };
     let up_len = if up.is_some() { sums_len } else { 0 };
     let [wide, sums, up_sums] = scratch.floats.parts([wide_len, sums_len, up_len]);
     products(simd, rows, weight, first, cols, wide, sums);
@@ -161,56 +156,20 @@ fn products<S: Simd>(
     wide: &mut [f32],
     sums: &mut [f32],
 ) {
-    if rows.live == 1 {
+    let x = (rows.x, rows.live, rows.stride);
+    let sum_stride = cols.next_multiple_of(LANES);
+    if rows.live <= DIRECT_ROWS_MAX {
         let range = first * rows.k..(first + cols) * rows.k;
         match weight.data {
-            Floats::F32(data) => stream(simd, rows.row(0), &data[range], rows.k, sums),
-            Floats::Bf16(data) => stream(simd, rows.row(0), &data[range], rows.k, sums),
+            Floats::F32(data) => tiles(simd, x, (&data[range], cols, rows.k), sums, sum_stride),
+            Floats::Bf16(data) => tiles(simd, x, (&data[range], cols, rows.k), sums, sum_stride),
         }
         return;
     }
     for (col, to) in wide.chunks_exact_mut(rows.stride).enumerate() {
         weight.read(simd, first + col, 0, rows.k, to);
     }
-    tiles(simd, (rows.x, rows.live), (wide, cols), rows.stride, sums, cols.next_multiple_of(LANES));
-}
-
-/// One activation row against consecutive weight rows of k elements.
-#[inline(always)]
-fn stream<S: Simd, E: Element>(simd: S, x: &[f32], weight: &[E], k: usize, sums: &mut [f32]) {
-    const IN_FLIGHT: usize = 4;
-    let mut groups = weight.chunks_exact(IN_FLIGHT * k);
-    let mut sums_of_groups = sums.chunks_exact_mut(IN_FLIGHT);
-    for (group, to) in groups.by_ref().zip(sums_of_groups.by_ref()) {
-        let accumulators = stream_group::<S, E, IN_FLIGHT>(simd, x, group, k);
-        to.copy_from_slice(&simd.sums(accumulators));
-    }
-    let done = weight.len() / (IN_FLIGHT * k) * IN_FLIGHT;
-    for (row, to) in groups.remainder().chunks_exact(k).zip(&mut sums[done..]) {
-        *to = simd.sum(stream_group::<S, E, 1>(simd, x, row, k)[0]);
-    }
-}
-
-#[inline(always)]
-fn stream_group<S: Simd, E: Element, const N: usize>(simd: S, x: &[f32], group: &[E], k: usize) -> [S::Lanes; N] {
-    let mut accumulators = [simd.splat(0.0); N];
-    let (x, _) = x.as_chunks::<LANES>();
-    let whole = k / LANES;
-    let rows: [&[[E; LANES]]; N] = parts(group, k, whole);
-    for (index, x) in x[..whole].iter().enumerate() {
-        let x = simd.load(x);
-        for row in 0..N {
-            accumulators[row] = simd.fma(x, E::load(simd, &rows[row][index]), accumulators[row]);
-        }
-    }
-    if whole < x.len() {
-        let x = simd.load(&x[whole]);
-        for row in 0..N {
-            let tail = load_part(simd, &group[row * k + whole * LANES..(row + 1) * k]);
-            accumulators[row] = simd.fma(x, tail, accumulators[row]);
-        }
-    }
-    accumulators
+    tiles(simd, x, (&*wide, cols, rows.stride), sums, sum_stride);
 }
 
 /// N consecutive rows of `stride` elements as the same number of whole vectors.
@@ -223,30 +182,32 @@ fn parts<E, const N: usize>(rows: &[E], stride: usize, vectors: usize) -> [&[[E;
     parts
 }
 
-/// `out[i, j] = x[i] . y[j]` for padded rows of `stride` floats; out has rows of `out_stride`.
+/// `out[i, j] = x[i] . y[j]`. x: (floats, rows, stride), rows padded. y: (elements, rows, length of a row), rows not
+/// padded. out has rows of `out_stride`.
 ///
-/// Register tiles of 3 x 2 sums where six accumulators of sixteen lanes fit, 4 x 4 where sixteen do; smaller at the
-/// edges, with the same sums.
+/// Register tiles of 3 x 2 sums where six accumulators of sixteen lanes fit, 4 x 4 where sixteen do, 1 x 4 for one row;
+/// smaller at the edges, with the same sums.
 #[inline(always)]
-pub fn tiles<S: Simd>(
+pub fn tiles<S: Simd, E: Element>(
     simd: S,
-    (x, rows): (&[f32], usize),
-    (y, cols): (&[f32], usize),
-    stride: usize,
+    (x, rows, stride): (&[f32], usize, usize),
+    y: (&[E], usize, usize),
     out: &mut [f32],
     out_stride: usize,
 ) {
     let tile_rows = if S::ACCUMULATORS >= 16 { 4 } else { 3.min(S::ACCUMULATORS) };
     let mut row = 0;
     while row < rows {
-        let height = tile_rows.min(rows - row);
+        let left = rows - row;
+        // 2 + 2 rows share loads better than 3 + 1.
+        let height = if left == tile_rows + 1 && left > 2 { left / 2 } else { tile_rows.min(left) };
         let x = &x[row * stride..][..height * stride];
         let out = &mut out[row * out_stride..];
         match height {
-            4 => strip::<S, 4>(simd, x, (y, cols), stride, out, out_stride),
-            3 => strip::<S, 3>(simd, x, (y, cols), stride, out, out_stride),
-            2 => strip::<S, 2>(simd, x, (y, cols), stride, out, out_stride),
-            _ => strip::<S, 1>(simd, x, (y, cols), stride, out, out_stride),
+            4 => strip::<S, E, 4>(simd, x, stride, y, out, out_stride),
+            3 => strip::<S, E, 3>(simd, x, stride, y, out, out_stride),
+            2 => strip::<S, E, 2>(simd, x, stride, y, out, out_stride),
+            _ => strip::<S, E, 1>(simd, x, stride, y, out, out_stride),
         }
         row += height;
     }
@@ -254,69 +215,83 @@ pub fn tiles<S: Simd>(
 
 /// R rows of x against all of y.
 #[inline(always)]
-fn strip<S: Simd, const R: usize>(
+fn strip<S: Simd, E: Element, const R: usize>(
     simd: S,
     x: &[f32],
-    (y, cols): (&[f32], usize),
     stride: usize,
+    (y, cols, length): (&[E], usize, usize),
     out: &mut [f32],
     out_stride: usize,
 ) {
     let mut col = 0;
     while col < cols {
-        let y = &y[col * stride..];
-        let left = cols - col;
+        let y = &y[col * length..];
         let to = &mut out[col..];
-        if S::ACCUMULATORS >= 16 && left >= 4 {
-            tile::<S, R, 4>(simd, x, y, stride, to, out_stride);
+        let left = cols - col;
+        if (R == 1 || S::ACCUMULATORS >= 16) && left >= 4 {
+            tile::<S, E, R, 4>(simd, (x, stride), (y, length), to, out_stride);
             col += 4;
         } else if left >= 2 {
-            tile::<S, R, 2>(simd, x, y, stride, to, out_stride);
+            tile::<S, E, R, 2>(simd, (x, stride), (y, length), to, out_stride);
             col += 2;
         } else {
-            tile::<S, R, 1>(simd, x, y, stride, to, out_stride);
+            tile::<S, E, R, 1>(simd, (x, stride), (y, length), to, out_stride);
             col += 1;
         }
     }
 }
 
 #[inline(always)]
-fn tile<S: Simd, const R: usize, const C: usize>(
+fn tile<S: Simd, E: Element, const R: usize, const C: usize>(
     simd: S,
-    x: &[f32],
-    y: &[f32],
-    stride: usize,
+    (x, stride): (&[f32], usize),
+    (y, length): (&[E], usize),
     out: &mut [f32],
     out_stride: usize,
 ) {
-    let vectors = stride / LANES;
-    let x: [&[[f32; LANES]]; R] = parts(x, stride, vectors);
-    let y: [&[[f32; LANES]]; C] = parts(y, stride, vectors);
-    let mut accumulators = [[simd.splat(0.0); C]; R];
-    for index in 0..vectors {
+    let whole = length / LANES;
+    let xs: [&[[f32; LANES]]; R] = parts(x, stride, whole);
+    let ys: [&[[E; LANES]]; C] = parts(y, length, whole);
+    let mut sums = [[simd.splat(0.0); C]; R];
+    for index in 0..whole {
+        if R == 1 {
+            // One row only streams: ask for the next tile, as far ahead as this one is long.
+            for y in ys {
+                simd.prefetch(y, index + C * whole);
+            }
+        }
         let columns: [S::Lanes; C] = lanes::each(
             simd,
             #[inline(always)]
-            |col| simd.load(&y[col][index]),
+            |col| E::load(simd, &ys[col][index]),
         );
         for row in 0..R {
-            let x = simd.load(&x[row][index]);
+            let x = simd.load(&xs[row][index]);
             for col in 0..C {
-                accumulators[row][col] = simd.fma(x, columns[col], accumulators[row][col]);
+                sums[row][col] = simd.fma(x, columns[col], sums[row][col]);
             }
         }
     }
-    // Two rows at a time share the last steps of four sums.
+    if whole * LANES < length {
+        for row in 0..R {
+            let x = load_part(simd, &x[row * stride + whole * LANES..][..LANES]);
+            for col in 0..C {
+                let y = load_part(simd, &y[col * length + whole * LANES..(col + 1) * length]);
+                sums[row][col] = simd.fma(x, y, sums[row][col]);
+            }
+        }
+    }
+    // Two rows, or four columns of one, share the last steps of four sums.
+    if R == 1 && C == 4 {
+        out[..4].copy_from_slice(&simd.sums([sums[0][0], sums[0][1 % C], sums[0][2 % C], sums[0][3 % C]]));
+        return;
+    }
     for row in (0..R).step_by(2) {
         let other = (row + 1).min(R - 1);
         for col in (0..C).step_by(2) {
             let next = (col + 1).min(C - 1);
-            let [a, b, c, d] = simd.sums([
-                accumulators[row][col],
-                accumulators[row][next],
-                accumulators[other][col],
-                accumulators[other][next],
-            ]);
+            let four = [sums[row][col], sums[row][next], sums[other][col], sums[other][next]];
+            let [a, b, c, d] = simd.sums(four);
             (out[row * out_stride + col], out[row * out_stride + next]) = (a, b);
             (out[other * out_stride + col], out[other * out_stride + next]) = (c, d);
         }

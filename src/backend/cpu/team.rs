@@ -10,8 +10,8 @@ use super::memory::Memory;
 use super::sample::Candidate;
 use crate::base::{Error, Result};
 
-/// Multiply-adds (or a like amount of other work) below which waking a worker costs more than it saves: about 15 us.
-const SHARED_WORK_MIN: usize = 1 << 17;
+/// Multiply-adds (or a like amount of other work) below which waking a worker costs more than it saves: about 20 us.
+const SHARED_WORK_MIN: usize = 1 << 19;
 
 /// What one worker keeps from op to op, so that no op allocates.
 #[derive(Default)]
