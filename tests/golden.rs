@@ -24,17 +24,16 @@ use safetensors::SafeTensors;
 const TOLERANCES: [(&str, f64, f64); 7] = [
     // Looked up and widened: exact.
     ("embed", 0.0, 0.0),
-    // Before the first mixer nothing but one norm has happened; its result is rounded once.
+    // Of the first layer: sums of 128 products of rounded rows. Seen 6e-7 and 5e-3.
+    ("layers.0.norm_mlp", 2e-6, 0.012),
+    // Before the first mixer nothing but one norm has happened; its result is rounded once. Seen 3e-8 and 0.0016.
     ("layers.0.norm", 2e-7, 0.003),
-    // Of the first layer: sums of 128 products of rounded rows.
-    ("layers.0.", 2e-6, 0.02),
-    // Log decays reach -5 where others are -0.007; their errors are those of the rows before.
-    (".gates", 4e-6, 0.02),
-    // A state remembers 131 rows, each with the error of its k and v.
-    ("state", 6e-6, 0.03),
-    // The reference's own chunked and decoded forms are 1e-6 from one another.
-    ("logits", 6e-6, 0.04),
-    // Everything else after up to four layers and the draft head.
+    ("layers.0.", 2e-6, 0.012),
+    // Log decays reach -5 where others are -0.007; the large ones set the scale. Seen 4e-7 and 2e-3.
+    (".gates", 2e-6, 0.008),
+    // A state remembers 131 rows, each with the error of its k and v. Seen 1.4e-6 and 0.011.
+    ("state", 5e-6, 0.03),
+    // Everything else, after up to four layers and the draft head. Seen 2.1e-6 and 0.016.
     ("", 6e-6, 0.04),
 ];
 
@@ -156,7 +155,8 @@ fn the_demo_prompts() {
         println!(
             "demo in {activation}: logits within {worst_logits:.1e}, drafts' within {worst_drafts:.1e}, {near_ties} near-ties"
         );
-        let tolerance = if activation == DType::F32 { 1e-5 } else { 0.05 };
+        // Seen 1.2e-6 and 6e-3 after eight layers.
+        let tolerance = if activation == DType::F32 { 5e-6 } else { 0.02 };
         assert!(worst_logits <= tolerance && worst_drafts <= tolerance, "{activation}: beyond {tolerance}");
     }
 }

@@ -22,11 +22,12 @@ impl Tolerance {
 
     /// For a whole program whose errors add up, by its activation type.
     ///
-    /// bf16 rounds about ten times a layer, with 0.0017 of the root mean square each; the norms keep the sum from
-    /// growing faster than the root of their number, and the delta rule's state remembers. f32 has its sums only.
+    /// bf16 rounds about ten times a layer, with 0.0017 of the root mean square each; norms keep the sum from growing
+    /// faster than the root of the number of layers. Against a float32 reference 0.016 was seen after four layers with
+    /// bf16 and 2e-6 with f32, whose errors are those of its sums. A wrong op shows as 0.1 and more.
     pub fn adding_up(activation: DType) -> Tolerance {
         match activation {
-            DType::F32 => Tolerance::uniform(1e-4),
+            DType::F32 => Tolerance::uniform(2e-5),
             _ => Tolerance::uniform(0.05),
         }
     }

@@ -157,3 +157,72 @@ fn cache_entries(step: &StepView<'_>, rows: RowSet, first_entry: u32) -> u64 {
 fn asks_for_logprobs(step: &StepView<'_>) -> bool {
     sequences(step).any(|index| step.sequence(index, SequenceWord::Logprobs) != 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::step::StepLimits;
+    use crate::backend::{AttentionShape, BufferId};
+    use crate::base::DType;
+
+    const LIMITS: StepLimits =
+        StepLimits { rows: 8, sequences: 2, logit_rows: 4, pages: 4, biases: 1, slot_operations: 1 };
+
+    fn tensor(buffer: u32, dtype: DType, rows: u32, cols: u32) -> Tensor {
+        Tensor { buffer: BufferId(buffer), dtype, rows, cols }
+    }
+
+    /// One sequence with a committed row at position 9 and two drafts after it.
+    fn step() -> Vec<u32> {
+        let mut words = vec![0; LIMITS.words() as usize];
+        for (header, value) in [(Header::Rows, 3), (Header::Sequences, 1), (Header::StepSequences, 1)] {
+            words[header as usize] = value;
+        }
+        for row in 0..3 {
+            words[(LIMITS.offset(Section::Position) + row) as usize] = 9 + row;
+        }
+        let first = LIMITS.offset(Section::Sequences);
+        words[(first + SequenceWord::Committed as u32) as usize] = 1;
+        words[(first + SequenceWord::Drafts as u32) as usize] = 2;
+        words[(first + SequenceWord::Pending as u32) as usize] = 1;
+        words
+    }
+
+    #[test]
+    fn weights_count_whole_and_rows_by_life() {
+        let (x, out) = (tensor(0, DType::Bf16, 4, 16), tensor(2, DType::F32, 4, 32));
+        let weight = tensor(1, DType::Bf16, 32, 16);
+        let matmul = |rows| Op::MatMul { rows, x, weight, out, out_col: 0 };
+        let words = step();
+        let view = StepView::new(&words, LIMITS);
+        let bytes = 32 * 16 * 2 + 3 * (16 * 2 + 32 * 4);
+        assert_eq!(traffic(&matmul(RowSet::Target), &view), Traffic { bytes, flops: 2 * 3 * 32 * 16 });
+        assert_eq!(traffic(&matmul(RowSet::Logits), &view), Traffic::default(), "nothing samples");
+    }
+
+    #[test]
+    fn caches_count_to_the_last_position_and_state_both_ways() {
+        let words = step();
+        let view = StepView::new(&words, LIMITS);
+        let shape = AttentionShape { heads: 1, kv_heads: 1, head_dim: 8, page_tokens: 4 };
+        let [keys, values] = [4, 5].map(|buffer| tensor(buffer, DType::Bf16, 16, shape.kv_cols()));
+        let qkv = tensor(3, DType::Bf16, 4, shape.qkv_cols());
+        let out = tensor(6, DType::Bf16, 4, shape.out_cols());
+        let attention = Op::Attention { rows: RowSet::Target, qkv, keys, values, out, shape, first_entry: 0 };
+        assert_eq!(traffic(&attention, &view).bytes, 3 * 2 * (32 + 8) + 12 * 2 * 2 * 8);
+
+        let shape = DeltaShape { key_heads: 1, value_heads: 2, key_dim: 4, value_dim: 8, drafts_max: 3 };
+        let step = Op::DeltaStep {
+            qkv: tensor(0, DType::Bf16, 4, shape.conv_cols()),
+            gates: tensor(1, DType::F32, 4, 4),
+            state: tensor(2, DType::F32, shape.state_rows(), shape.value_dim),
+            records: tensor(3, DType::F32, shape.record_rows(), shape.record_cols()),
+            out: tensor(4, DType::Bf16, 4, shape.value_cols()),
+            shape,
+        };
+        let rows = 3 * (2 * shape.conv_cols() + 4 * 4 + 2 * shape.value_cols());
+        let state = 2 * 4 * shape.state_rows() * shape.value_dim;
+        let records = 3 * 4 * shape.record_cols();
+        assert_eq!(traffic(&step, &view).bytes, u64::from(rows + state + records));
+    }
+}

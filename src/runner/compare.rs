@@ -146,7 +146,11 @@ fn check(a: &Runner, b: &Runner, prompt: &[u32]) -> Result<()> {
     let context = a.model().options.context_max;
     if prompt.is_empty() || prompt.len() as u64 + u64::from(TOKENS_AHEAD) > u64::from(context) {
         return Err(Error::input(
-            format!("the prompt has {} tokens, 1 to {} fit the context", prompt.len(), context - TOKENS_AHEAD),
+            format!(
+                "the prompt has {} tokens, 1 to {} fit the context",
+                prompt.len(),
+                context.saturating_sub(TOKENS_AHEAD)
+            ),
             "choose another --prompt, or raise --max-context",
         ));
     }
