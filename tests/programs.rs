@@ -14,17 +14,18 @@ fn model(backend: &mut CpuBackend) -> Model {
     let json = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo/config.json")).expect("config.json");
     let mut config = ModelConfig::from_json(&json).expect("a valid config");
     config.layers.truncate(4);
-    let loaded = weights::random(backend, &config, 1, true).expect("memory for a small model");
+    let weights = weights::random(backend, &config, 1, true, &mut |_, _| {}).expect("memory for a small model");
     let options = ModelOptions {
         activation: DType::Bf16,
         rows_max: 128,
         sequences_max: 2,
+        context_max: 256,
         page_tokens: 64,
         pages: 8,
         drafts_max: 3,
         vocab_live: 2772,
     };
-    Model::new(backend, config, options, loaded.weights).expect("memory for a small model")
+    Model::new(backend, config, options, weights).expect("memory for a small model")
 }
 
 fn listing(backend: &CpuBackend, program: &Program) -> String {

@@ -11,6 +11,8 @@ pub mod op;
 pub mod program;
 pub mod step;
 pub mod tensor;
+pub mod tolerance;
+pub mod traffic;
 
 use std::future::Future;
 use std::pin::Pin;

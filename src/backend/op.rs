@@ -163,7 +163,8 @@ pub enum Op {
     Embed { rows: RowSet, tokens: TokenSource, table: Tensor, first_token: u32, out: Tensor },
 
     /// `x += add` where given, then `out = x / sqrt(mean(x^2) + eps) * (1 + weight)`.
-    /// x, add: [rows, hidden] f32; x is written only where `add` is given. weight: [1, hidden]. out: [rows, hidden] act.
+    /// x, add: [rows, hidden] f32; x is written only where `add` is given. weight: [1, hidden]. out: [rows, hidden]
+    /// act.
     RmsNorm { rows: RowSet, add: Option<Tensor>, x: Tensor, weight: Tensor, out: Tensor, eps: f32 },
 
     /// `out[r, out_col + j] = sum_k x[r, k] * weight[j, k]`.
@@ -285,8 +286,9 @@ pub enum Op {
     /// A row with a NaN or no finite score gives NONE. scores: [logit rows, vocabulary] f32. out: [1, logit rows] u32.
     Sample { scores: Tensor, out: Tensor, vocab_live: u32 },
 
-    /// For sequences that ask for it, log-probabilities of the raw distribution: the sampled token's and the highest TOP_LOGPROBS with their ids,
-    /// best first, ties to the lowest id. sampled: [1, logit rows]. out: [logit rows, LOGPROB_WORDS] u32.
+    /// For sequences that ask for it, log-probabilities of the raw distribution: the sampled token's and the highest
+    /// TOP_LOGPROBS with their ids, best first, ties to the lowest id. sampled: [1, logit rows]. out: [logit rows,
+    /// LOGPROB_WORDS] u32.
     TopLogprobs { logits: Tensor, sampled: Tensor, out: Tensor, vocab_live: u32 },
 
     /// `out[r, out_col] = argmax(x[r, 0 .. vocab_live])`, ties to the lowest id. x: f32. out: u32.

@@ -1,4 +1,5 @@
-//! A recorded forward pass: a flat list of checked ops, with the layer each belongs to and the tensors worth looking at.
+//! A recorded forward pass: a flat list of checked ops, with the layer each belongs to and the tensors worth looking
+//! at.
 //!
 //! Nothing is rewritten between recording and the device, so a parity failure is where the listing says it is.
 
@@ -85,9 +86,11 @@ impl Program {
         &self.taps
     }
 
-    /// The ops `from .. to` as a program of their own, to stop at a tap or to run a single op.
+    /// The ops `from .. to` with their taps as a program of their own, to stop at a tap or to run a single op.
     pub fn segment(&self, from: usize, to: usize) -> Program {
-        Program { step: self.step, ops: self.ops[from..to].to_vec(), taps: Vec::new(), scope: self.scope }
+        let taps = self.taps.iter().filter(|tap| (from..to).contains(&tap.after));
+        let taps = taps.map(|tap| Tap { after: tap.after - from, ..tap.clone() }).collect();
+        Program { step: self.step, ops: self.ops[from..to].to_vec(), taps, scope: self.scope }
     }
 
     /// One line per op: index, scope, name, operands with shape and type, written ones after the arrow.

@@ -12,5 +12,5 @@ pub mod shapes;
 pub use config::{LayerKind, ModelConfig};
 pub use dtype::{DType, bf16};
 pub use error::{Error, ErrorKind, Result};
-pub use sampling::SamplingParams;
 pub use generation::GenerationConfig;
+pub use sampling::SamplingParams;

@@ -46,7 +46,7 @@ struct Counts {
 
 pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     let cases = read_cases(args)?;
-    let files = ModelFiles::find(args.model.model.as_deref())?;
+    let files = ModelFiles::open(args.model.model.as_deref())?;
     let template = files.template()?;
     let mut session = Session::open(&files, &args.model, &args.backend.spec(), args.json)?;
     let mut tasks: BTreeMap<String, Counts> = BTreeMap::new();
@@ -66,7 +66,11 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
         }
     }
     drop(progress);
-    if args.json { print_json(&to_json(&tasks))? } else { print(&table(&tasks))? }
+    if args.json {
+        print_json(&to_json(&tasks))?
+    } else {
+        print(&table(&tasks))?
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -130,7 +134,10 @@ fn read_cases(args: &EvalArgs) -> Result<Vec<Case>> {
         .step_by(args.every as usize)
         .collect();
     if chosen.is_empty() {
-        return Err(Error::input(format!("{name}: no case is left to run"), "check --task, and that the file has lines"));
+        return Err(Error::input(
+            format!("{name}: no case is left to run"),
+            "check --task, and that the file has lines",
+        ));
     }
     Ok(chosen)
 }

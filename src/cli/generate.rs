@@ -17,7 +17,7 @@ const STDIN_BYTES_MAX: u64 = 64 << 20;
 
 pub fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let text = read_prompt(&args.prompt)?;
-    let files = ModelFiles::find(args.model.model.as_deref())?;
+    let files = ModelFiles::open(args.model.model.as_deref())?;
     // Read before the weights, so that a missing template is said at once.
     let template = if args.chat { Some(files.template()?) } else { None };
     let mut session = Session::open(&files, &args.model, &args.backend.spec(), args.json)?;
@@ -73,7 +73,10 @@ pub fn sampling(args: &SamplingArgs, defaults: SamplingParams) -> Result<Samplin
         None => defaults.top_k,
         Some(-1) => 0,
         Some(value) => u32::try_from(value).map_err(|_| {
-            Error::input(format!("top_k is {value}, the range is -1 to {}", u32::MAX), "give top_k a value in its range")
+            Error::input(
+                format!("top_k is {value}, the range is -1 to {}", u32::MAX),
+                "give top_k a value in its range",
+            )
         })?,
     };
     let params = SamplingParams {

@@ -58,9 +58,9 @@ fn one_line(text: &str) -> String {
 /// Prints to stdout. A reader that has gone away ends the command quietly, as a pipeline expects.
 fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| {
-        Error::failure(format!("cannot write to stdout: {error}"), "check where the output goes")
-    })
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|error| Error::failure(format!("cannot write to stdout: {error}"), "check where the output goes"))
 }
 
 fn print_json(value: &serde_json::Value) -> Result<()> {

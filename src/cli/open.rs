@@ -9,7 +9,7 @@ use crate::base::config::ModelConfig;
 use crate::base::{Error, Result};
 use crate::model::{Model, ModelOptions};
 use crate::runner::Runner;
-use crate::weights::{self, Loaded};
+use crate::weights::{self, Weights};
 
 /// Tokens of one KV page.
 const PAGE_TOKENS: u32 = 64;
@@ -30,33 +30,36 @@ pub struct OpenOptions {
 /// The one place where a backend is chosen.
 pub fn open_backend(spec: &BackendSpec) -> Result<Box<dyn Backend>> {
     match spec.kind {
-        BackendKind::Auto | BackendKind::Cpu => Ok(Box::new(CpuBackend::new(spec.cpu.clone())?)),
+        BackendKind::Auto | BackendKind::Cpu => Ok(Box::new(CpuBackend::new(spec.cpu)?)),
     }
 }
 
 /// Loads a checkpoint onto a backend.
 pub fn open(files: &ModelFiles, args: &ModelArgs, spec: &BackendSpec, options: OpenOptions) -> Result<Runner> {
-    let config = files.config()?;
-    let checkpoint = files.checkpoint()?;
+    let config = files.checkpoint.config()?;
     let mut backend = open_backend(spec)?;
     let mut progress = Progress::new("loading weights", Unit::Bytes);
-    let loaded = weights::load(backend.as_mut(), &config, &checkpoint, &mut |done, total| progress.set(done, total))
-        .map_err(|error| error.within(files.name()))?;
+    let loaded =
+        weights::load(backend.as_mut(), &config, &files.checkpoint, &mut |done, total| progress.set(done, total))
+            .map_err(|error| error.within(&files.name))?;
     drop(progress);
     if !options.quiet {
-        eprintln!("{} on {}", files.name(), backend.caps().name);
+        eprintln!("{} on {}", files.name, backend.caps().name);
         for notice in &loaded.notices {
             eprintln!("note: {notice}");
         }
     }
-    assemble(backend, config, loaded, args, options)
+    assemble(backend, config, loaded.weights, args, options)
 }
 
 /// A model of the given configuration with random weights, for benchmarks.
 pub fn open_random(config: ModelConfig, args: &ModelArgs, spec: &BackendSpec, options: OpenOptions) -> Result<Runner> {
     let mut backend = open_backend(spec)?;
-    let loaded = weights::random(backend.as_mut(), &config, RANDOM_SEED, options.drafts_max > 0)?;
-    assemble(backend, config, loaded, args, options)
+    let mut progress = Progress::new("making weights", Unit::Bytes);
+    let mut report = |done, total| progress.set(done, total);
+    let weights = weights::random(backend.as_mut(), &config, RANDOM_SEED, options.drafts_max > 0, &mut report)?;
+    drop(progress);
+    assemble(backend, config, weights, args, options)
 }
 
 /// Any constant: random weights only have to be the same on every run and backend.
@@ -65,7 +68,7 @@ const RANDOM_SEED: u64 = 27;
 fn assemble(
     mut backend: Box<dyn Backend>,
     config: ModelConfig,
-    loaded: Loaded,
+    weights: Weights,
     args: &ModelArgs,
     options: OpenOptions,
 ) -> Result<Runner> {
@@ -82,13 +85,14 @@ fn assemble(
         activation: args.activation.dtype(),
         rows_max,
         sequences_max: 1,
+        context_max: context,
         page_tokens: PAGE_TOKENS,
         pages: 0,
-        drafts_max: if loaded.weights.mtp.is_some() { options.drafts_max } else { 0 },
+        drafts_max: if weights.mtp.is_some() { options.drafts_max } else { 0 },
         vocab_live,
     };
     model_options.pages = model_options.pages_per_sequence(context);
-    let model = Model::new(backend.as_mut(), config, model_options, loaded.weights)?;
+    let model = Model::new(backend.as_mut(), config, model_options, weights)?;
     Ok(Runner::new(backend, model))
 }
 

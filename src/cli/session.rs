@@ -7,8 +7,7 @@ use serde_json::{Map, Value, json};
 use super::args::{BackendSpec, ModelArgs};
 use super::files::ModelFiles;
 use super::open::{OpenOptions, open};
-use crate::base::config::GenerationConfig;
-use crate::base::{Result, SamplingParams};
+use crate::base::{GenerationConfig, Result, SamplingParams};
 use crate::runner::Runner;
 use crate::runner::single::{self, Finish, Limits};
 use crate::text::{
@@ -55,16 +54,11 @@ pub struct ToolCall {
 impl Session {
     pub fn open(files: &ModelFiles, args: &ModelArgs, spec: &BackendSpec, quiet: bool) -> Result<Session> {
         let tokenizer = files.tokenizer()?;
-        let generation = files.generation_config()?;
-        let stop_ids = files.config()?.end_ids(generation.as_ref())?;
+        let generation = files.checkpoint.generation_config()?;
+        let stop_ids = files.checkpoint.config()?.end_ids(generation.as_ref())?;
         let vocab_live = Some(tokenizer.vocab_live() as u32);
         let runner = open(files, args, spec, OpenOptions { vocab_live, quiet, ..Default::default() })?;
         Ok(Session { runner, tokenizer, generation, stop_ids })
-    }
-
-    /// Most tokens of prompt and answer together.
-    pub fn context(&self) -> u32 {
-        single::context_tokens(&self.runner)
     }
 
     /// Generates after `prompt`. `tools` type the arguments of tool calls; `on_piece` sees text as it stands.
@@ -206,7 +200,12 @@ impl<'a> Reader<'a> {
 }
 
 /// Reads a finished text the way an answer is read: what `reference` holds after `prompt`.
-pub fn read_text(tokenizer: &Tokenizer, prompt: &[u32], ids: &[u32], tools: &[Value]) -> Result<(String, Vec<ToolCall>)> {
+pub fn read_text(
+    tokenizer: &Tokenizer,
+    prompt: &[u32],
+    ids: &[u32],
+    tools: &[Value],
+) -> Result<(String, Vec<ToolCall>)> {
     let mut reader = Reader::new(tokenizer, prompt, tools);
     let mut ignore = |_| Ok(());
     for id in ids {

@@ -29,6 +29,8 @@ pub struct ModelOptions {
     pub rows_max: u32,
     /// Sequences that have a slot at the same time.
     pub sequences_max: u32,
+    /// Most tokens of one sequence, prompt and answer together.
+    pub context_max: u32,
     /// Tokens of one page of the KV cache.
     pub page_tokens: u32,
     /// Pages of the pool.

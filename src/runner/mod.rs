@@ -1,5 +1,7 @@
 //! L3: the only place where a step meets a device. Fills the step inputs, launches the right program, reads back.
 
+pub mod compare;
+pub mod reference;
 pub mod single;
 
 use std::collections::BTreeMap;

@@ -40,9 +40,14 @@ pub fn generate(
     on_token: &mut dyn FnMut(u32, Option<&Logprobs>) -> Continue,
 ) -> Result<Finish> {
     sampling.validate()?;
-    let context = context_tokens(runner);
+    let context = runner.model().options.context_max;
     check_prompt(prompt, context, runner.model().options.vocab_live)?;
-    let mut sequence = Sequence::new(runner, prompt, sampling.clone(), limits.logprobs);
+    let mut sequence = Sequence {
+        tokens: prompt.to_vec(),
+        prompt_tokens: prompt.len() as u32,
+        sampling: sampling.clone(),
+        logprobs: limits.logprobs,
+    };
     let chunk = limits.chunk_rows.clamp(1, runner.model().options.rows_max) as usize;
     let mut computed = 0;
     let room = context - prompt.len() as u32;
@@ -70,13 +75,6 @@ pub fn generate(
             return Ok(Finish::Length);
         }
     }
-}
-
-/// Tokens that one sequence may have, prompt and answer together.
-pub fn context_tokens(runner: &Runner) -> u32 {
-    let (config, options) = (&runner.model().config, &runner.model().options);
-    let ahead = options.drafts_max.max(1);
-    config.context_max.min((options.pages * options.page_tokens).saturating_sub(ahead))
 }
 
 /// The rows of slot 0 from `computed` to `end` of `tokens`, for callers that drive a step themselves.
@@ -113,10 +111,6 @@ struct Sequence {
 }
 
 impl Sequence {
-    fn new(_runner: &Runner, prompt: &[u32], sampling: SamplingParams, logprobs: bool) -> Sequence {
-        Sequence { tokens: prompt.to_vec(), prompt_tokens: prompt.len() as u32, sampling, logprobs }
-    }
-
     /// Computes tokens `computed .. end`; a choice if they are all there are.
     fn step(&self, runner: &mut Runner, computed: usize, end: usize) -> Result<Option<super::Choice>> {
         let counts = self.sampling.counts_tokens();

@@ -1,7 +1,7 @@
 //! Token ids to text, one at a time, without ever showing half a character.
 //!
-//! Bytes that may yet become a character are held back; bytes that cannot become one are U+FFFD at once. What comes out,
-//! joined, equals `Tokenizer::decode` of all the ids. It never looks at what the text means.
+//! Bytes that may yet become a character are held back; bytes that cannot become one are U+FFFD at once. What comes
+//! out, joined, equals `Tokenizer::decode` of all the ids. It never looks at what the text means.
 
 use super::tokenizer::Tokenizer;
 

@@ -1,7 +1,10 @@
 //! Text around the model: token ids, chat templates, and the reading of what the model writes.
 //!
-//! Every stage is a pure state machine: `push` and `finish`, no clock of its own, no files, no threads; feeding the same text
-//! cut differently gives the same events. Nothing here knows of requests, of HTTP or of the engine.
+//! The readers of output are pure state machines, `push` and `finish`: the same text cut differently gives the same
+//! events. Nothing here opens a file, and nothing knows of requests, of HTTP or of the engine.
+//!
+//! A prompt: `ChatTemplate::render`, then `Tokenizer::encode_prompt`. An answer, token by token: `Detokenizer`,
+//! `ReasoningSplitter`, and for its content `ToolParser`.
 
 mod controls;
 mod detokenize;

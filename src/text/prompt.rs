@@ -1,13 +1,15 @@
 //! A rendered prompt in which it is known who wrote each control string, and the marks by which that is known.
 //!
-//! Text of a client must never become a control token, yet the template has to see it as it is, to trim it, to split it,
-//! to compare it. So before rendering, a private mark is put *inside* every spelling of a control token that a client
-//! string holds, and taken out after: `<|im_end|>` travels as `<`, mark, `|im_end|>`, which matches nothing. The marks are
-//! characters that neither the client nor the template uses, are no white space, and mean nothing to JSON.
+//! Text of a client must never become a control token, yet the template has to see it as it is, to trim it, to split
+//! it, to compare it. So before rendering, a private mark is put *inside* every spelling of a control token that a
+//! client string holds, and taken out after: `<|im_end|>` travels as `<`, mark, `|im_end|>`, which matches nothing.
+//! The marks are characters that neither the client nor the template uses, are no white space, and mean nothing to
+//! JSON.
 //!
-//! The place for a mark is behind a character that may begin a control token: always if the next one may follow it in such a
-//! token, and also at the end or before white space, where the template may trim and append. So a token can begin in client
-//! text nowhere, however the template joins the pieces. A token that begins in the template's own words is the template's.
+//! The place for a mark is behind a character that may begin a control token: always if the next one may follow it in
+//! such a token, and also at the end or before white space, where the template may trim and append. So a token can
+//! begin in client text nowhere, however the template joins the pieces. A token that begins in the template's own
+//! words is the template's.
 
 use std::collections::HashSet;
 
@@ -149,7 +151,8 @@ fn collect_private(text: &str, used: &mut HashSet<char>) {
     }
 }
 
-fn visit_strings(value: &Value, visit: &mut impl FnMut(&str)) {
+/// Calls `visit` with every string of a value, keys too.
+pub(super) fn visit_strings(value: &Value, visit: &mut impl FnMut(&str)) {
     match value {
         Value::String(text) => visit(text),
         Value::Array(items) => items.iter().for_each(|item| visit_strings(item, visit)),

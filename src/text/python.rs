@@ -101,7 +101,9 @@ fn write_json(value: &Value, style: &JsonStyle, depth: usize, out: &mut String) 
                 write_json(&value.get_item(key)?, style, depth + 1, out)
             })?;
         }
-        kind => return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: {kind} is not JSON serializable"))),
+        kind => {
+            return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: {kind} is not JSON serializable")));
+        }
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Splits what the model writes into reasoning and answer.
 //!
-//! Whether it begins inside the reasoning is read from the prompt's own token ids, never from a flag. Tags are recognised by
-//! id, so a tag that is spelled with ordinary tokens is text; `push_text` is for sources that have no ids. The tags themselves
-//! come out nowhere, except inside a tool call, whose arguments are passed on untouched.
+//! Whether it begins inside the reasoning is read from the prompt's own token ids, never from a flag. Tags are
+//! recognised by id, so a tag that is spelled with ordinary tokens is text; `push_text` is for sources that have no
+//! ids. The tags themselves come out nowhere, except inside a tool call, whose arguments are passed on untouched.
 
 use super::tokenizer::Tokenizer;
 
@@ -37,9 +37,10 @@ impl ReasoningSplitter {
             call_end: tokenizer.id_of(CALL_END),
         };
         // A turn's end lies between an earlier turn's tags and the output.
-        let decisive = prompt.iter().rev().find(|id| {
-            Some(**id) == tags.open || Some(**id) == tags.close || tokenizer.is_special(**id)
-        });
+        let decisive = prompt
+            .iter()
+            .rev()
+            .find(|id| Some(**id) == tags.open || Some(**id) == tags.close || tokenizer.is_special(**id));
         let starts_inside = decisive.is_some() && decisive.copied() == tags.open;
         ReasoningSplitter { tags, ..ReasoningSplitter::new(starts_inside) }
     }
@@ -252,7 +253,12 @@ mod tests {
             (false, "<think>\nr\n</think>\n\nc", "r", "c"),
             (false, "a</think>b", "", "ab"),
             (true, "<think>\nr</think>c", "r", "c"),
-            (true, "r\n<tool_call>\nx</think>\n</tool_call>\nz</think>", "r", "<tool_call>\nx</think>\n</tool_call>\nz"),
+            (
+                true,
+                "r\n<tool_call>\nx</think>\n</tool_call>\nz</think>",
+                "r",
+                "<tool_call>\nx</think>\n</tool_call>\nz",
+            ),
             (true, "a <b> </thin", "a <b> </thin", ""),
         ];
         for (inside, text, reasoning, content) in cases {
@@ -271,7 +277,8 @@ mod tests {
         let tags = Tags { open: Some(1), close: Some(2), call: Some(3), call_end: Some(4) };
         let mut splitter = ReasoningSplitter { tags, ..ReasoningSplitter::new(true) };
         let mut out = Vec::new();
-        for (id, text) in [(9, "a"), (9, "</think>"), (9, ""), (2, "\u{fffd}</think>"), (9, "\n\n"), (9, "b"), (2, "</think>")]
+        for (id, text) in
+            [(9, "a"), (9, "</think>"), (9, ""), (2, "\u{fffd}</think>"), (9, "\n\n"), (9, "b"), (2, "</think>")]
         {
             splitter.push_token(id, text, &mut out);
         }

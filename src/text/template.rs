@@ -1,12 +1,12 @@
 //! The checkpoint's own chat template, rendered the way Hugging Face renders it.
 //!
-//! Runs the template and nothing else: no format of a turn is known here. What a client wrote is marked before rendering
-//! (`prompt.rs`), so that no spelling of a control token in it becomes one. Two kinds of spelling stay visible to the
-//! template, because the family's templates look for them:
+//! Runs the template and nothing else: no format of a turn is known here. What a client wrote is marked before
+//! rendering (`prompt.rs`), so that no spelling of a control token in it becomes one. Two kinds of spelling stay
+//! visible to the template, because the family's templates look for them:
 //!
-//! * `</think>`, and `<think>` before it, in an assistant's content that comes without a `reasoning_content` string: clients
-//!   send back whole answers, and the template cuts the reasoning out. If the template does not cut (the rendered text is the
-//!   same with the spellings hidden), they are text.
+//! * `</think>`, and `<think>` before it, in an assistant's content that comes without a `reasoning_content` string:
+//! clients send back whole answers, and the template cuts the reasoning out. If the template does not cut (the
+//! rendered text is the same with the spellings hidden), they are text.
 //! * `<tool_response>` and `</tool_response>` around all of a user's content: the template asks whether the turn is a
 //!   question. They are visible and stay text.
 //!
@@ -21,7 +21,7 @@ use minijinja::{AutoEscape, Environment, ErrorKind, State};
 use serde_json::{Map, Value};
 
 use super::controls::ControlStrings;
-use super::prompt::{Marks, Prompt};
+use super::prompt::{Marks, Prompt, visit_strings};
 use super::python;
 use super::strftime::strftime;
 use crate::base::error::{Error, Result};
@@ -133,25 +133,67 @@ impl ChatTemplate {
     }
 
     fn render_marked(&self, messages: &[Value], context: &[(String, JinjaValue)], marks: Marks) -> Result<String> {
-        let messages = ("messages".to_owned(), JinjaValue::from(Serde(messages)));
-        let context: JinjaValue = context.iter().cloned().chain([messages]).collect();
-        let template = self.environment.get_template(NAME).expect("it was added when parsing");
-        template.render(context).map_err(|error| template_error(&error, |text| marks.remove(text)))
+        let mut environment = Environment::clone(&self.environment);
+        let fuel = fuel(messages, context);
+        environment.set_fuel(Some(fuel));
+        on_deep_stack(fuel * STACK_BYTES_PER_FUEL, || {
+            let messages = ("messages".to_owned(), JinjaValue::from(Serde(messages)));
+            let context = JinjaValue::from_pairs(context.iter().cloned().chain([messages]));
+            let template = environment.get_template(NAME).expect("it was added when parsing");
+            template.render(context).map_err(|error| template_error(&error, |text| marks.remove(text)))
+        })?
     }
 }
 
 const NAME: &str = "chat_template";
 
-/// Steps and 64-byte units of data that one rendering may use. The official template takes about 150 a message; a
-/// conversation of a million tokens stays far below, and a template that never ends stops within a second.
-const FUEL: u64 = 20_000_000;
+/// What one rendering may use, in steps and 64-byte units of data, so that a template that never ends stops within a
+/// second. The family's templates use about 125 a message, 65 a tool call and 0.1 for every byte.
+fn fuel(messages: &[Value], context: &[(String, JinjaValue)]) -> u64 {
+    let calls =
+        messages.iter().filter_map(|message| message.get("tool_calls")?.as_array()).map(Vec::len).sum::<usize>();
+    let tools = context.iter().find(|(name, _)| name == "tools").and_then(|(_, tools)| tools.len()).unwrap_or(0);
+    let mut bytes = 0;
+    for message in messages {
+        visit_strings(message, &mut |text| bytes += text.len());
+    }
+    let fuel = FUEL_BASE + 500 * (messages.len() + calls + 20 * tools) as u64 + bytes as u64 / 4;
+    fuel.min(FUEL_MAX)
+}
+
+const FUEL_BASE: u64 = 300_000;
+/// Enough for a conversation of 30 MB; with the stack that goes with it, 1 GiB of address space.
+const FUEL_MAX: u64 = 3_500_000;
+/// A template can nest a list one level deeper for 2.2 units of fuel, and printing or freeing a level takes up to 640
+/// bytes of stack. The engine bounds the nesting of the template's code, but not that of the values that it builds.
+const STACK_BYTES_PER_FUEL: u64 = 300;
+
+/// Runs `work` where its stack cannot end before its fuel does. Pages that are not touched cost nothing.
+#[cfg(not(target_arch = "wasm32"))]
+fn on_deep_stack<T: Send>(stack_bytes: u64, work: impl FnOnce() -> T + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(stack_bytes as usize).spawn_scoped(scope, work);
+        let thread = thread.map_err(|error| {
+            Error::failure(
+                format!("no thread for rendering the chat template: {error}"),
+                "free some memory and try again",
+            )
+        })?;
+        Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
+/// A browser has one stack; what overflows it is stopped by the browser.
+#[cfg(target_arch = "wasm32")]
+fn on_deep_stack<T: Send>(_stack_bytes: u64, work: impl FnOnce() -> T + Send) -> Result<T> {
+    Ok(work())
+}
 
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.expect("the delimiters are the usual ones"));
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_fuel(Some(FUEL));
     environment.set_formatter(|out, _, value| {
         out.write_str(&python::str_of(value)).map_err(|_| minijinja::Error::from(ErrorKind::WriteFailure))
     });
@@ -282,7 +324,7 @@ fn template_error(error: &minijinja::Error, clean: impl Fn(&str) -> String) -> E
     }
     if deepest.kind() == ErrorKind::OutOfFuel {
         return Error::input(
-            format!("{place}: rendering took more than {FUEL} steps"),
+            format!("{place}: rendering used up its steps"),
             "shorten the conversation, or use the checkpoint's own template",
         );
     }
@@ -290,8 +332,8 @@ fn template_error(error: &minijinja::Error, clean: impl Fn(&str) -> String) -> E
     Error::input(format!("{place}: {detail}"), "check the template, and the messages against what it expects")
 }
 
-/// The messages with every tool call's arguments as an object, which is what templates walk over; the API sends them as a
-/// string.
+/// The messages with every tool call's arguments as an object, which is what templates walk over; the API sends them
+/// as a string.
 fn with_parsed_arguments(messages: &[Value]) -> Result<Vec<Value>> {
     let mut messages = messages.to_vec();
     for (index, message) in messages.iter_mut().enumerate() {
@@ -359,9 +401,8 @@ fn visible_reasoning(message: &Value, marks: Marks, controls: &ControlStrings) -
     if !any {
         return None;
     }
-    let guard_between = |text: &str, tag: &str| {
-        text.split(tag).map(|part| marks.guard(controls, part)).collect::<Vec<_>>().join(tag)
-    };
+    let guard_between =
+        |text: &str, tag: &str| text.split(tag).map(|part| marks.guard(controls, part)).collect::<Vec<_>>().join(tag);
     let mut closed = false;
     let content = map_content(content, usize::MAX, &mut |text| {
         let first = if closed { Some(0) } else { text.find(close) };

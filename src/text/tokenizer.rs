@@ -1,8 +1,8 @@
 //! Text to token ids and back, for byte-level BPE checkpoints, over the `tokenizers` crate.
 //!
-//! The crate does the normalisation, the split and the merges. Control tokens are found here, because who wrote the text
-//! decides whether `<|im_end|>` is a token or nine characters: the template's words may hold control tokens, a user's never
-//! do. This file never guesses a control token's meaning from its spelling.
+//! The crate does the normalisation, the split and the merges. Control tokens are found here, because who wrote the
+//! text decides whether `<|im_end|>` is a token or nine characters: the template's words may hold control tokens, a
+//! user's never do. This file never guesses a control token's meaning from its spelling.
 
 use serde::Deserialize;
 
@@ -159,9 +159,8 @@ struct AddedToken {
 
 /// Refuses what this file would otherwise get wrong without a word.
 fn check_added_token(token: &AddedToken, plain: &tokenizers::Tokenizer) -> Result<()> {
-    let refused = |why: String| {
-        Err(Error::input(format!("added token {:?} (id {}) {why}", token.content, token.id), REMEDY))
-    };
+    let refused =
+        |why: String| Err(Error::input(format!("added token {:?} (id {}) {why}", token.content, token.id), REMEDY));
     if token.content.is_empty() {
         return refused("is empty".to_owned());
     }
@@ -198,7 +197,8 @@ impl TokenBytes {
         let mut bytes_seen = [false; 256];
         let alphabet = byte_of_char();
         for (spelling, &id) in &vocabulary {
-            let bytes: Option<Vec<u8>> = spelling.chars().map(|c| alphabet.get(c as usize).copied().flatten()).collect();
+            let bytes: Option<Vec<u8>> =
+                spelling.chars().map(|c| alphabet.get(c as usize).copied().flatten()).collect();
             let is_added = added.iter().any(|token| token.id == id);
             match bytes {
                 Some(bytes) => {

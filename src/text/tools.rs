@@ -1,9 +1,9 @@
 //! Reads tool calls out of what the model writes, as it is written.
 //!
-//! The form is `<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>`. A call is
-//! announced once its head is certain; before that, text that only looks like a call is content. From then on it ends as a
-//! call, with valid JSON for arguments, whatever comes. Every decision waits until the text that it depends on is there, so
-//! that cutting the text elsewhere changes nothing. How a value is typed is in `values.rs`.
+//! The form is `<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>`. A
+//! call is announced once its head is certain; before that, text that only looks like a call is content. From then on
+//! it ends as a call, with valid JSON for arguments, whatever comes. Every decision waits until the text that it
+//! depends on is there, so that cutting the text elsewhere changes nothing. How a value is typed is in `values.rs`.
 
 use serde_json::Value;
 
@@ -309,7 +309,8 @@ impl ToolParser {
         }
     }
 
-    /// Content, its trailing white space held back: before a call it belongs to the form, and after one it means nothing.
+    /// Content, its trailing white space held back: before a call it belongs to the form, and after one it means
+    /// nothing.
     fn content(&mut self, text: &str, out: &mut Vec<ToolEvent>) {
         let body = text.trim_end();
         if !body.is_empty() {
@@ -385,8 +386,8 @@ enum ValueEnd {
     More,
 }
 
-/// Whether a value ends here: `</parameter>` followed by what may follow it, so that the tag inside a value, as in a text
-/// about this form, ends nothing. A model may also forget the tag; then the call's end is the value's.
+/// Whether a value ends here: `</parameter>` followed by what may follow it, so that the tag inside a value, as in a
+/// text about this form, ends nothing. A model may also forget the tag; then the call's end is the value's.
 fn read_value_end(rest: &str) -> ValueEnd {
     let (tag, next): (&str, &[&str]) = if rest.starts_with(FUNCTION_END) {
         (FUNCTION_END, &[CALL_END])

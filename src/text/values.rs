@@ -1,7 +1,7 @@
 //! Types the values of tool arguments by the tool's JSON schema.
 //!
-//! The model writes every value as bare text; the schema says what it was meant to be. A value that does not fit its type
-//! becomes a string rather than an error, and numbers keep the digits that were written.
+//! The model writes every value as bare text; the schema says what it was meant to be. A value that does not fit its
+//! type becomes a string rather than an error, and numbers keep the digits that were written.
 
 use serde_json::{Map, Value};
 

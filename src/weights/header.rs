@@ -78,7 +78,7 @@ fn diagnose(file: &[u8], data_start: usize, error: &safetensors::SafeTensorError
     }
     infos.sort_by_key(|(_, info)| info.data_offsets);
     let (mut previous_name, mut previous_end) = (None::<&String>, 0);
-    for (name, info) in &infos {
+    for &(name, ref info) in &infos {
         let (begin, end) = info.data_offsets;
         if end > data_bytes {
             return beyond_the_end(name, end, data_bytes);

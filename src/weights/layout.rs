@@ -3,9 +3,7 @@
 //! [`arrange`] walks them once, in order, and asks its caller to make each; loading, random weights and listings are
 //! three callers of the one walk, so that they cannot disagree.
 
-use super::{
-    AttentionWeights, DeltaWeights, LayerWeights, MixerWeights, MlpWeights, MtpWeights, Weight, Weights,
-};
+use super::{AttentionWeights, DeltaWeights, LayerWeights, MixerWeights, MlpWeights, MtpWeights, Weight, Weights};
 use crate::backend::{BufferId, Tensor};
 use crate::base::{DType, LayerKind, ModelConfig, Result};
 

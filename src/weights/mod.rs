@@ -4,7 +4,22 @@
 //! product serves them all, and cut into row parts where a backend cannot bind the whole. Types are those of the
 //! file, bf16 or f32; f16 is widened to f32, which loses nothing.
 
+mod header;
+pub mod inspect;
+pub mod layout;
+pub mod load;
+mod map;
+pub mod random;
+pub mod safetensors;
+pub mod survey;
+
 use crate::backend::Tensor;
+
+pub use inspect::{Inspection, inspect};
+pub use load::{Loaded, load};
+pub use random::random;
+pub use safetensors::Checkpoint;
+pub use survey::{Survey, survey};
 
 /// One matrix `[rows, cols]`, in row parts. The handles name memory; copying them copies nothing.
 #[derive(Debug, Clone, PartialEq)]

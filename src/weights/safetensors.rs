@@ -217,9 +217,10 @@ impl Checkpoint {
         for (file_name, shard) in index {
             // The vision tower is never read, so what the index says of it does not matter.
             let Some(name) = normalised(file_name) else { continue };
-            let found = self.tensors.get(&name).filter(|entry| {
-                entry.file_name == *file_name && self.shards[entry.shard].name == *shard
-            });
+            let found = self
+                .tensors
+                .get(&name)
+                .filter(|entry| entry.file_name == *file_name && self.shards[entry.shard].name == *shard);
             if found.is_none() {
                 return Err(Error::input(
                     format!("tensor {file_name} is not in {shard}, where {INDEX} places it"),

@@ -1,0 +1,174 @@
+//! `deltic bench`: how fast steps run, how near that is to what the memory gives, and in the same run whether the
+//! output is right. A speed without a check does not count, so a failed check fails the command.
+
+mod bandwidth;
+mod check;
+mod ops;
+mod report;
+mod timing;
+
+use std::process::ExitCode;
+
+use super::args::{BenchArgs, BenchKind, ModelArgs};
+use super::files::ModelFiles;
+use super::open::{OpenOptions, open_random};
+use super::session::Session;
+use super::{print, print_json};
+use crate::backend::step::CHUNK_ROWS;
+use crate::base::rng::threefry;
+use crate::base::{Error, ModelConfig, Result};
+use crate::runner::{Runner, single};
+use report::{Bench, Row};
+use timing::Timed;
+
+/// Tokens that `decode` measures unless told otherwise.
+const DECODE_TOKENS: u32 = 64;
+/// Tokens that `prefill` measures unless told otherwise.
+const PREFILL_TOKENS: u32 = 512;
+
+pub fn run(args: &BenchArgs) -> Result<ExitCode> {
+    let spec = args.backend.spec();
+    let threads = spec.cpu.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let mut subject = Subject::open(args)?;
+    let runner = subject.runner();
+    check_room(runner, args)?;
+    eprintln!("{} on {}", subject.name(args), subject.runner().backend().caps().name);
+
+    let read_gb_per_s = bandwidth::read_gb_per_s(threads);
+    let mut bench = Bench {
+        shape: subject.name(args),
+        backend: subject.runner().backend().caps().kind.to_owned(),
+        read_gb_per_s,
+        rows: Vec::new(),
+        steps: Vec::new(),
+        check: None,
+    };
+    let runner = subject.runner();
+    let timed = match args.kind {
+        BenchKind::Ops => {
+            bench.steps = ops::profile(runner, args)?;
+            None
+        }
+        BenchKind::Decode => Some(timing::decode(runner, args.context, args.tokens.unwrap_or(DECODE_TOKENS))?),
+        BenchKind::Prefill => Some(timing::prefill(runner, args.tokens.unwrap_or(PREFILL_TOKENS))?),
+    };
+    if let Some(timed) = &timed {
+        bench.rows.push(Row::new(args.kind, &bench, timed));
+    }
+    // Shown before the check, which may take longer than the measurement.
+    if !args.json {
+        print(&bench.table())?;
+    }
+    let check = subject.check(args, timed.as_ref())?;
+    if args.json {
+        bench.check = Some(check.clone());
+        print_json(&bench.to_json())?;
+    } else {
+        print(&check.line())?;
+    }
+    Ok(if check.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What is measured.
+enum Subject {
+    /// A shape with random weights.
+    Random {
+        config: ModelConfig,
+        runner: Box<Runner>,
+    },
+    Checkpoint {
+        files: ModelFiles,
+        session: Box<Session>,
+    },
+}
+
+impl Subject {
+    fn open(args: &BenchArgs) -> Result<Subject> {
+        let spec = args.backend.spec();
+        let Some(shape) = &args.shape else {
+            let files = ModelFiles::open(args.model.model.as_deref())?;
+            let session = Session::open(&files, &args.model, &spec, true)?;
+            return Ok(Subject::Checkpoint { files, session: Box::new(session) });
+        };
+        let mut config = ModelConfig::named(shape)?;
+        if let Some(layers) = args.layers {
+            cut(&mut config, layers)?;
+        }
+        let model_args =
+            ModelArgs { max_context: Some(args.model.max_context.unwrap_or(room(args))), ..args.model.clone() };
+        let runner = open_random(config.clone(), &model_args, &spec, OpenOptions::default())?;
+        Ok(Subject::Random { config, runner: Box::new(runner) })
+    }
+
+    fn runner(&mut self) -> &mut Runner {
+        match self {
+            Subject::Random { runner, .. } => runner,
+            Subject::Checkpoint { session, .. } => &mut session.runner,
+        }
+    }
+
+    fn name(&self, args: &BenchArgs) -> String {
+        match self {
+            Subject::Checkpoint { files, .. } => files.name.clone(),
+            Subject::Random { config, .. } => {
+                let shape = args.shape.clone().unwrap_or_default();
+                match args.layers {
+                    Some(_) => format!("{shape}, {} layers", config.layers.len()),
+                    None => shape,
+                }
+            }
+        }
+    }
+
+    /// Gives the memory of the measured model back before random weights are checked against a second copy.
+    fn check(self, args: &BenchArgs, timed: Option<&Timed>) -> Result<check::OutputCheck> {
+        match self {
+            Subject::Checkpoint { files, mut session } => check::checkpoint(&files, args, &mut session),
+            Subject::Random { config, mut runner } => {
+                let own = check::random(&mut runner, timed)?;
+                drop(runner);
+                if own.passed { Ok(own.and(check::cut_against_baseline(config, args)?)) } else { Ok(own) }
+            }
+        }
+    }
+}
+
+/// Keeps the first `layers` layers.
+fn cut(config: &mut ModelConfig, layers: u32) -> Result<()> {
+    if layers as usize > config.layers.len() {
+        return Err(Error::input(
+            format!("--layers is {layers}, the shape has {}", config.layers.len()),
+            "lower --layers",
+        ));
+    }
+    config.layers.truncate(layers as usize);
+    Ok(())
+}
+
+/// Tokens of context that the measurement needs.
+fn room(args: &BenchArgs) -> u32 {
+    let tokens = args.tokens.unwrap_or(DECODE_TOKENS.max(PREFILL_TOKENS));
+    // A chunk more, so that warm-up and check have theirs.
+    args.context.saturating_add(tokens).saturating_add(2 * CHUNK_ROWS)
+}
+
+fn check_room(runner: &Runner, args: &BenchArgs) -> Result<()> {
+    let context = runner.model().options.context_max;
+    let needed = match args.kind {
+        BenchKind::Decode => args.context.saturating_add(args.tokens.unwrap_or(DECODE_TOKENS)),
+        BenchKind::Prefill => args.tokens.unwrap_or(PREFILL_TOKENS),
+        BenchKind::Ops => args.context.max(args.tokens.unwrap_or(0)),
+    };
+    if needed < context {
+        return Ok(());
+    }
+    Err(Error::input(
+        format!("the measurement needs {needed} tokens, the context holds {context}"),
+        "lower --context or --tokens, or raise --max-context",
+    ))
+}
+
+/// Ids to run where only their number matters; the same on every run and backend.
+fn tokens(count: u32, vocab_live: u32) -> Vec<u32> {
+    (0..count).map(|index| threefry([0, 27], [index, 0])[0] % vocab_live).collect()
+}
