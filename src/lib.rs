@@ -8,6 +8,7 @@
 pub mod backend;
 pub mod base;
 pub mod cli;
+pub mod engine;
 pub mod model;
 pub mod runner;
 pub mod text;
