@@ -8,6 +8,8 @@ mod device;
 mod fault;
 #[path = "sim/hash.rs"]
 mod hash;
+#[path = "sim/host_time.rs"]
+mod host_time;
 #[path = "sim/limits.rs"]
 mod limits;
 #[path = "sim/network.rs"]
@@ -16,6 +18,8 @@ mod network;
 mod reference;
 #[path = "sim/shrink.rs"]
 mod shrink;
+#[path = "sim/small.rs"]
+mod small;
 #[path = "sim/spec.rs"]
 mod spec;
 #[path = "sim/world.rs"]
@@ -85,6 +89,32 @@ fn planted_faults_are_caught() {
     std::panic::set_hook(quiet);
     println!("{report}");
     assert!(missed.is_empty(), "faults that nothing caught: {missed:?}\n{report}");
+}
+
+/// Speculation that costs rows is wrong too, and tokens do not show it: with every draft right and nothing short, a
+/// choice samples once after its prompt and then in steps of depth + 1 tokens.
+#[test]
+fn a_perfect_drafter_takes_the_fewest_steps() {
+    for seed in 0..600 {
+        let stats = world::run(&spec::perfect_drafter(seed), None, true).expect("no fault");
+        assert_eq!(stats.samplings, stats.samplings_least, "seed {seed}: {stats:?}");
+        assert_eq!(stats.preemptions, 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn all_small_chains_of_verification() {
+    assert_eq!(small::run_all_chains(), 40 * 40 * 40);
+}
+
+/// The target is 100 microseconds; the bound leaves room for a busy machine.
+#[test]
+fn plan_and_commit_are_quick() {
+    for sequences in [1, 16] {
+        let median = host_time::median_of_a_step(sequences);
+        println!("plan and commit of {sequences} sequences: {:.1} microseconds", median.as_secs_f64() * 1e6);
+        assert!(median.as_micros() < 500, "{median:?}");
+    }
 }
 
 fn number(variable: &str) -> Option<u64> {

@@ -22,6 +22,8 @@ pub struct Scenario {
 pub struct RequestSpec {
     pub arrives: u64,
     pub cancelled: Option<u64>,
+    /// Whether that is while a step runs, rather than between steps.
+    pub cancelled_inside: bool,
     pub prompt: Vec<u32>,
     pub choices: u32,
     pub sampling: SamplingParams,
@@ -53,6 +55,29 @@ pub struct Grammar {
 }
 
 impl RequestSpec {
+    /// One answer with everything off.
+    pub fn plain(prompt: Vec<u32>, max_tokens: u32) -> RequestSpec {
+        RequestSpec {
+            arrives: 0,
+            cancelled: None,
+            cancelled_inside: false,
+            prompt,
+            choices: 1,
+            sampling: SamplingParams { temperature: 1.0, ..SamplingParams::default() },
+            max_tokens,
+            min_tokens: 0,
+            stop_ids: Vec::new(),
+            end_ids: Vec::new(),
+            ignore_end: false,
+            logprobs: None,
+            biases: Vec::new(),
+            depth_max: None,
+            watch: None,
+            constraint: None,
+            broken_one_in: 0,
+        }
+    }
+
     pub fn request(&self) -> Request {
         let choices = 0..self.choices;
         Request {
@@ -166,6 +191,30 @@ impl Scenario {
     }
 }
 
+/// The run of a seed in which nothing is short and every draft is right, so that only the end of an answer costs rows.
+pub fn perfect_drafter(seed: u64) -> Scenario {
+    let mut scenario = Scenario::of_seed(seed);
+    scenario.quality = 100;
+    let depth_max = (seed % 9) as u32;
+    scenario.options = CoreOptions {
+        pages: 2_000,
+        slots: 48,
+        sequences_max: 40,
+        queue_max: 100,
+        rows_max: 512,
+        rows_beside_decode: 512,
+        logit_rows_max: 512,
+        depth: deltic::engine::DepthOptions::fixed(depth_max),
+        prefill_alone: false,
+        ..scenario.options
+    };
+    for request in &mut scenario.requests {
+        (request.cancelled, request.constraint, request.depth_max) = (None, None, None);
+        (request.min_tokens, request.broken_one_in) = (0, 0);
+    }
+    scenario
+}
+
 impl RequestSpec {
     fn random(random: &mut Random, options: &CoreOptions) -> RequestSpec {
         let prompt_tokens = random.pick(&[1, 2, 3, 5, 8, 13, 20]).min(options.context_max - 1);
@@ -177,6 +226,7 @@ impl RequestSpec {
         RequestSpec {
             arrives,
             cancelled: random.percent(20).then(|| arrives + u64::from(random.within(0, 30))),
+            cancelled_inside: random.percent(50),
             prompt: tokens(random, prompt_tokens),
             choices: random.pick(&[1, 1, 1, 2, 3, 5]),
             sampling: SamplingParams {

@@ -28,6 +28,9 @@ pub struct Stats {
     pub broken: u64,
     /// Sequences that ran before and had no row in a step.
     pub sat_out: u64,
+    /// Steps in which a choice sampled, and the fewest that a perfect drafter of that depth needs.
+    pub samplings: u64,
+    pub samplings_least: u64,
 }
 
 impl Stats {
@@ -44,6 +47,8 @@ impl Stats {
         self.refused += other.refused;
         self.broken += other.broken;
         self.sat_out += other.sat_out;
+        self.samplings += other.samplings;
+        self.samplings_least += other.samplings_least;
     }
 }
 
@@ -95,11 +100,12 @@ impl World<'_> {
         let last_arrival = self.scenario.requests.iter().map(|request| request.arrives).max().unwrap_or(0);
         for now in 0.. {
             self.arrive(now);
-            self.cancel(now);
+            self.cancel(now, false);
             let plan = self.core.plan(now);
             self.count(&plan);
             let outcome = self.device.run(&plan, &self.truths, self.inspect)?;
             self.check_acceptance(&plan, &outcome)?;
+            self.cancel(now, true);
             let events = self.core.commit(&plan, outcome);
             self.core.check();
             for event in events {
@@ -145,9 +151,10 @@ impl World<'_> {
         }
     }
 
-    fn cancel(&mut self, now: u64) {
+    fn cancel(&mut self, now: u64, inside: bool) {
         for (index, spec) in self.scenario.requests.iter().enumerate() {
-            if let Some(id) = self.ids[index].filter(|_| spec.cancelled == Some(now)) {
+            if let Some(id) = self.ids[index].filter(|_| spec.cancelled == Some(now) && spec.cancelled_inside == inside)
+            {
                 self.core.cancel(id);
                 self.cancelled.push(id);
             }
@@ -166,6 +173,7 @@ impl World<'_> {
     fn check_acceptance(&mut self, plan: &StepPlan, outcome: &StepOutcome) -> Result<(), Caught> {
         let sampling = plan.sequences.iter().filter(|rows| rows.samples());
         for (rows, sampled) in sampling.zip(&outcome.sampled) {
+            self.stats.samplings += 1;
             self.stats.drafted += u64::from(rows.drafts);
             self.stats.accepted += u64::from(sampled.accepted);
             if self.scenario.quality < 100 {
@@ -222,6 +230,8 @@ impl World<'_> {
                     return Caught::by("finish = the reference's, once", what);
                 }
                 seen.finished = true;
+                let rows = u64::from(self.scenario.options.depth.depth_max) + 1;
+                self.stats.samplings_least += 1 + (seen.tokens as u64).saturating_sub(1).div_ceil(rows);
                 self.stats.preemptions += u64::from(counts.preemptions);
                 self.stats.cancelled += u64::from(cut);
                 self.stats.broken += u64::from(reason == FinishReason::NotANumber);
