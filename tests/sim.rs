@@ -2,6 +2,8 @@
 //! so that any mistake turns into wrong tokens. A failing seed is printed and shrunk; `DELTIC_SIM_SEED=n` runs that
 //! seed alone, `DELTIC_SIM_SEEDS=n` the first n.
 
+#[path = "sim/cases.rs"]
+mod cases;
 #[path = "sim/device.rs"]
 mod device;
 #[path = "sim/fault.rs"]

@@ -93,6 +93,8 @@ impl Core {
             let held = rows.pages.len() as u32 * options.page_tokens;
             assert!(written <= held, "{:?} writes {written} positions into pages for {held}", rows.id);
         }
+        let alone = plan.sequences.len() <= 1 || plan.sequences.iter().all(|rows| rows.committed() == 1);
+        assert!(alone || !options.prefill_alone, "a prefill has company");
         let destinations: Vec<u32> = plan.slot_copies.iter().map(|copy| copy.destination).collect();
         for (index, copy) in plan.slot_copies.iter().enumerate() {
             let read = copy.source.is_some_and(|source| destinations.contains(&source));

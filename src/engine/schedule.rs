@@ -244,6 +244,12 @@ mod tests {
                         }
                     }
                     assert_eq!((used.0 + left.rows, used.1 + left.logit_rows), (rows, logit_rows), "{candidates:?}");
+                    let starved = |(candidate, grant): (&Candidate, &Grant)| {
+                        candidate.rows == 1 && candidate.extra_rows == 0 && grant.committed == 0
+                    };
+                    if candidates.iter().zip(&grants).any(starved) {
+                        assert!(grants.iter().all(|grant| grant.drafts == 0), "depth goes before anyone sits out");
+                    }
                     assert!(used.0 > 0, "someone runs: {candidates:?} {rows} {logit_rows}");
                 }
             }

@@ -131,11 +131,12 @@ impl Device {
                 _ => {}
             }
         }
-        if self.fault == Some(Fault::PageFreedEarly) && self.alias.is_none() {
-            if let [first, .., last] = &plan.sequences[..] {
-                let fresh = *last.pages.last().expect("pages");
-                self.alias = (!first.pages.contains(&fresh)).then(|| (fresh, first.pages[0]));
-            }
+        if self.fault == Some(Fault::PageFreedEarly)
+            && self.alias.is_none()
+            && let [first, .., last] = &plan.sequences[..]
+        {
+            let fresh = *last.pages.last().expect("pages");
+            self.alias = (!first.pages.contains(&fresh)).then(|| (fresh, first.pages[0]));
         }
         plan
     }

@@ -66,7 +66,7 @@ pub struct Draw<'a> {
 
 /// The token of one row, None where nothing is allowed or the row is one of the rare broken ones.
 pub fn sample(hidden: u64, draw: &Draw, broken_one_in: u64) -> Option<u32> {
-    if broken_one_in > 0 && hidden % broken_one_in == 0 {
+    if broken_one_in > 0 && hidden.is_multiple_of(broken_one_in) {
         return None;
     }
     let sampling = draw.sampling;

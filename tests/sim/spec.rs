@@ -131,8 +131,8 @@ impl Walker {
         match choice % 5 {
             _ if !self.grammar.masks => None,
             0 | 1 => None,
-            2 => Some(vec![1 << (choice >> 32) % u64::from(VOCABULARY)]),
-            _ => Some(vec![(choice >> 32) as u32 | 1 << (choice >> 8) % u64::from(VOCABULARY)]),
+            2 => Some(vec![1 << ((choice >> 32) % u64::from(VOCABULARY))]),
+            _ => Some(vec![(choice >> 32) as u32 | 1 << ((choice >> 8) % u64::from(VOCABULARY))]),
         }
     }
 
