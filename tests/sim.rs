@@ -68,8 +68,6 @@ fn seeded_runs_equal_the_reference() {
 #[test]
 fn planted_faults_are_caught() {
     const FAULT_SEEDS: u64 = 400;
-    let quiet = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
     let mut report = String::new();
     let mut missed = Vec::new();
     for fault in Fault::ALL {
@@ -88,9 +86,20 @@ fn planted_faults_are_caught() {
             report += &format!("{fault:?} {how}: {total} of {FAULT_SEEDS} seeds {by:?}\n");
         }
     }
-    std::panic::set_hook(quiet);
     println!("{report}");
     assert!(missed.is_empty(), "faults that nothing caught: {missed:?}\n{report}");
+}
+
+#[test]
+fn a_failing_scenario_shrinks_to_one_request() {
+    for (fault, seed) in [(Fault::FoldsOneMore, 3), (Fault::SlotNotReset, 4), (Fault::AcceptsOneMore, 7)] {
+        let fails = |scenario: &Scenario| world::run(scenario, Some(fault), true).err();
+        let scenario = (seed..).map(Scenario::of_seed).find(|scenario| fails(scenario).is_some()).expect("one fails");
+        let (small, caught) = shrink::shrink(scenario, &fails);
+        assert_eq!(small.requests.len(), 1, "{caught:?}: {small:?}");
+        let request = &small.requests[0];
+        assert!(request.choices == 1 && request.constraint.is_none() && request.max_tokens <= 8, "{small:?}");
+    }
 }
 
 /// Speculation that costs rows is wrong too, and tokens do not show it: with every draft right and nothing short, a

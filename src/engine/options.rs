@@ -29,6 +29,8 @@ pub struct CoreOptions {
     pub logit_rows_max: u32,
     /// Biases of one request, its stop and end tokens counted in.
     pub biases_max: u32,
+    /// Alternatives that the device reports per token.
+    pub logprobs_max: u32,
     pub depth: DepthOptions,
     /// A test aid: a prompt is prefilled alone, so that its state does not depend on company where a device's does.
     pub prefill_alone: bool,
@@ -50,6 +52,7 @@ impl Default for CoreOptions {
             chunk_rows: 512,
             logit_rows_max: 64,
             biases_max: 320,
+            logprobs_max: 20,
             depth: DepthOptions::adaptive(3),
             prefill_alone: false,
         }

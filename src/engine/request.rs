@@ -16,7 +16,8 @@ pub struct Request {
     pub sampling: SamplingParams,
     /// Most tokens of an answer; at least 1. The context may end it earlier.
     pub max_tokens: u32,
-    /// Tokens before which no id of `stop_ids` and `end_ids` can be sampled and no watch ends an answer.
+    /// Tokens before which no id of `stop_ids` and `end_ids` can be sampled and no watch ends an answer. A constraint
+    /// that allows nothing else by then leaves nothing to sample: the choice ends with `NotANumber`.
     pub min_tokens: u32,
     /// Tokens that end an answer, as its last token.
     pub stop_ids: Vec<u32>,

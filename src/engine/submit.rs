@@ -97,6 +97,7 @@ impl Core {
         within("n", request.choices, 1, options.choices_max)?;
         within("max_tokens", request.max_tokens, 1, u32::MAX)?;
         within("min_tokens", request.min_tokens, 0, request.max_tokens)?;
+        within("top_logprobs", request.logprobs.unwrap_or(0), 0, options.logprobs_max)?;
         let ends = request.stop_ids.len() + request.end_ids.len() + request.biases.len();
         within("logit_bias, stop_token_ids and end tokens together", ends as u32, 0, options.biases_max)?;
         for (field, count) in [("watches", request.watches.len()), ("constraints", request.constraints.len())] {

@@ -75,11 +75,12 @@ fn refusals_name_both_numbers() {
     let never = refused(&mut small, with(|request| request.max_tokens = 30));
     assert_eq!(never, Refused::NeverFits { needed_pages: 9, pool_pages: 6 });
     small.submit(with(|request| request.max_tokens = 19)).expect("3 + 19 tokens and 3 drafts take 6 pages");
-    let bad: [(&str, Request); 9] = [
+    let bad: [(&str, Request); 10] = [
         ("n is 0", with(|request| request.choices = 0)),
         ("n is 6", with(|request| request.choices = 6)),
         ("max_tokens is 0", with(|request| request.max_tokens = 0)),
         ("min_tokens is 11", with(|request| request.min_tokens = 11)),
+        ("top_logprobs is 21", with(|request| request.logprobs = Some(21))),
         ("top_p is 2", with(|request| request.sampling.top_p = 2.0)),
         ("token id is 100", with(|request| request.prompt = vec![100])),
         ("token id is 101", with(|request| request.stop_ids = vec![101])),

@@ -28,6 +28,7 @@ pub fn random_options(random: &mut Random) -> CoreOptions {
         chunk_rows: random.pick(&[1, 2, 3, 7, 64]),
         logit_rows_max: random.pick(&[1, 2, 4, 9, 64]),
         biases_max: 8,
+        logprobs_max: 5,
         depth: DepthOptions {
             adaptive,
             row_cost: random.pick(&[0.0, 0.02, 0.5]),

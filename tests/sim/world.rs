@@ -1,8 +1,10 @@
 //! Runs a scenario: the engine, the fake device and the reference side by side, with everything that can be checked from
 //! outside checked after every step.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
 
 use deltic::engine::request::Event;
 use deltic::engine::{Core, FinishReason, Refused, RequestId, SequenceId, StepOutcome, StepPlan};
@@ -88,11 +90,33 @@ pub fn run(scenario: &Scenario, fault: Option<Fault>, inspect: bool) -> Result<S
         };
         world.run()
     };
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+    quietly(|| catch_unwind(AssertUnwindSafe(run))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         Caught::by("assertion of the core", text.unwrap_or_default())
     })
+}
+
+thread_local! {
+    /// Whether a panic of this thread is expected and says nothing.
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Keeps expected panics of this thread off the screen; those of other tests are printed as ever.
+fn quietly<T>(run: impl FnOnce() -> T) -> T {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let print = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !QUIET.get() {
+                print(info);
+            }
+        }));
+    });
+    QUIET.set(true);
+    let result = run();
+    QUIET.set(false);
+    result
 }
 
 impl World<'_> {
