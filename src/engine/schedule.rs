@@ -63,8 +63,10 @@ pub fn share(candidates: &[Candidate], budget: &mut Budget) -> Vec<Grant> {
     late.sort_by_key(|index| candidates[*index].last_run);
 
     for index in late {
-        let beside = budget.rows.saturating_sub(candidates[index].extra_rows + decode.len() as u32).max(1);
-        grants[index].committed = prefill_rows(&candidates[index], budget, beside);
+        let beside = if decode.is_empty() { u32::MAX } else { budget.rows_beside_decode };
+        let left = budget.rows.saturating_sub(candidates[index].extra_rows + decode.len() as u32);
+        grants[index].committed = prefill_rows(&candidates[index], budget, left.min(beside).max(1));
+        budget.rows_beside_decode -= grants[index].committed.min(budget.rows_beside_decode);
         take(&candidates[index], grants[index], budget);
     }
     for index in &decode {
@@ -184,6 +186,9 @@ mod tests {
         let all = [decode(8, 99), decode(8, 99), waiting];
         assert_eq!(shared(&all, budget(4, 64)), [(1, 0), (1, 0), (2, 0)]);
         assert_eq!(shared(&all, budget(1, 64)), [(0, 0), (0, 0), (1, 0)]);
+        let mixed = Budget { rows_beside_decode: 20, ..budget(128, 64) };
+        let two = [decode(0, 99), Candidate { last_run: 91, ..waiting }, waiting];
+        assert_eq!(shared(&two, mixed), [(1, 0), (1, 0), (20, 0)], "late or not, decoding is not stalled");
     }
 
     #[test]

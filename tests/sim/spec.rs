@@ -244,9 +244,9 @@ impl RequestSpec {
             biases: if random.percent(20) { vec![(random.within(0, VOCABULARY - 1), 1.5)] } else { Vec::new() },
             depth_max: random.pick(&[None, None, None, Some(0), Some(2)]),
             watch: random.pick(&[None, None, Some(9)]),
-            constraint: random.percent(40).then(|| Grammar {
+            constraint: random.percent(50).then(|| Grammar {
                 seed: random.next(),
-                masks: random.percent(60),
+                masks: random.percent(40),
                 replace_one_in: random.pick(&[0, 3, 8]),
                 looks_ahead: random.percent(50),
             }),
