@@ -150,7 +150,7 @@ pub struct StepOutcome {
 /// What the logit rows of one sequence gave.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Sampled {
-    /// The token of each of its logit rows, those past the accepted one included.
+    /// The token of each of its logit rows, in order; those past row `accepted` may be left out.
     pub tokens: Vec<u32>,
     /// Drafts that equal the token sampled at the row before them.
     pub accepted: u32,

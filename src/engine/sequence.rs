@@ -181,6 +181,7 @@ impl Sequence {
         let drafts = &rows.tokens[committed as usize..];
         let accepted = verify::accepted(drafts, &outcome.tokens);
         self.drafts.clear();
+        assert!(outcome.tokens.len() as u32 > outcome.accepted, "{:?}: a row that stands has no token", self.id);
         assert_eq!(outcome.accepted, accepted, "{:?}: device and host differ about the accepted drafts", self.id);
         self.meter.record(rows.drafts, accepted);
         self.counts.drafted += rows.drafts;

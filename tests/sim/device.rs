@@ -84,7 +84,8 @@ impl Device {
         truths: &BTreeMap<SequenceId, Truth>,
         inspect: bool,
     ) -> Result<StepOutcome, Caught> {
-        let plan = &self.distorted(plan);
+        let distorted = self.fault.map(|fault| self.distorted(plan, fault));
+        let plan = distorted.as_ref().unwrap_or(plan);
         self.prepare(plan);
         self.resume(plan);
         if inspect {
@@ -111,27 +112,24 @@ impl Device {
     }
 
     /// The plan with the mistakes in it that concern plans.
-    fn distorted(&mut self, plan: &StepPlan) -> StepPlan {
+    fn distorted(&mut self, plan: &StepPlan, fault: Fault) -> StepPlan {
         let mut plan = plan.clone();
-        if self.fault == Some(Fault::FlushForgotten) {
-            plan.folds.clear();
-        }
-        if self.fault == Some(Fault::ResumeMissing) {
-            plan.resumes.clear();
+        match fault {
+            Fault::FlushForgotten => plan.folds.clear(),
+            Fault::ResumeMissing => plan.resumes.clear(),
+            _ => {}
         }
         for rows in &mut plan.sequences {
             let sat_out = rows.position > 0 && !self.ran.contains(&rows.id);
-            match self.fault {
-                Some(Fault::FoldsOneLess) => rows.pending = rows.pending.saturating_sub(1),
-                Some(Fault::FoldsOneMore) if rows.committed() == 1 => {
-                    rows.pending = (rows.pending + 1).min(self.depth_max);
-                }
-                Some(Fault::ParityTurnsIdle) if sat_out => rows.parity = 1 - rows.parity,
-                Some(Fault::SitsOutLosesPending) if sat_out => rows.pending = 0,
+            match fault {
+                Fault::FoldsOneLess => rows.pending = rows.pending.saturating_sub(1),
+                Fault::FoldsOneMore if rows.committed() == 1 => rows.pending = (rows.pending + 1).min(self.depth_max),
+                Fault::ParityTurnsIdle if sat_out => rows.parity = 1 - rows.parity,
+                Fault::SitsOutLosesPending if sat_out => rows.pending = 0,
                 _ => {}
             }
         }
-        if self.fault == Some(Fault::PageFreedEarly)
+        if fault == Fault::PageFreedEarly
             && self.alias.is_none()
             && let [first, .., last] = &plan.sequences[..]
         {
@@ -152,7 +150,7 @@ impl Device {
             slot.window.copy_within(pending..pending + LOOKBACK, 0);
             slot.hidden[0] = slot.hidden[pending];
         }
-        let before = self.slots.clone();
+        let before = if plan.slot_copies.is_empty() { Vec::new() } else { self.slots.clone() };
         for copy in &plan.slot_copies {
             let slot = &mut self.slots[copy.destination as usize];
             match copy.source.map(|source| &before[source as usize]) {
