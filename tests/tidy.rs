@@ -12,9 +12,10 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("backend::cpu", &["backend", "base"]),
     ("weights", &["base", "backend"]),
     ("model", &["base", "backend", "weights"]),
+    ("engine", &["base"]),
     ("text", &["base"]),
-    ("runner", &["model", "backend", "base"]),
-    ("cli", &["base", "backend", "weights", "model", "text", "runner"]),
+    ("runner", &["engine", "model", "backend", "base"]),
+    ("cli", &["base", "backend", "weights", "model", "engine", "text", "runner"]),
 ];
 
 /// The only files that may hold `unsafe`, each with a SAFETY line per use.
