@@ -193,7 +193,7 @@ fn run_prompt(runner: &mut Runner, prompt: &[u32]) -> PromptRun {
 
     // The same again as a step proper: what the capture read must be what is chosen from.
     runner.run(&[], &single::reset(), 0).expect("a reset");
-    let choice = runner.run(&rows, &SlotOperations::default(), DRAFTS).expect("a step").choices.remove(0);
+    let choice = runner.run(&rows, &SlotOperations::default(), DRAFTS).expect("a step").sampled.remove(0);
     let argmaxes: Vec<u32> = draft_logits.iter().map(|logits| argmax(logits)).collect();
     assert_eq!(choice.drafts, argmaxes, "drafts are the argmax of their logits");
     let mut tokens = prompt.to_vec();
@@ -201,7 +201,7 @@ fn run_prompt(runner: &mut Runner, prompt: &[u32]) -> PromptRun {
     for _ in 1..Demo::GREEDY {
         let rows = single::rows(runner, &tokens, tokens.len() - 1, tokens.len());
         let outcome = runner.run(&[rows], &SlotOperations::default(), 0).expect("a step");
-        tokens.push(outcome.choices[0].tokens[0]);
+        tokens.push(outcome.sampled[0].tokens[0]);
     }
     PromptRun { logits: named("logits"), ids: tokens.split_off(prompt.len()), drafts: choice.drafts, draft_logits }
 }
@@ -273,6 +273,7 @@ fn open(folder: &Path, activation: DType, cpu: CpuOptions, context: u32) -> Runn
         activation,
         rows_max: context,
         sequences_max: 1,
+        slots: 1,
         context_max: context,
         page_tokens: 64,
         pages: 0,

@@ -19,6 +19,7 @@ fn model(backend: &mut CpuBackend) -> Model {
         activation: DType::Bf16,
         rows_max: 128,
         sequences_max: 2,
+        slots: 3,
         context_max: 256,
         page_tokens: 64,
         pages: 8,

@@ -26,8 +26,10 @@ const FILE_LINES_MAX: usize = 500;
 /// Lines of a function before it must be split.
 const FUNCTION_LINES_MAX: usize = 70;
 /// One match over the closed enum, an arm per op: longer than the bounds, and of one idea.
-const LONG: &[(&str, &str)] =
-    &[("src/backend/op.rs", "operands"), ("src/backend/check.rs", "check"), ("src/backend/op.rs", "file")    // The one file that may hold unsafe, with one trait four times.
+const LONG: &[(&str, &str)] = &[
+    ("src/backend/op.rs", "operands"),
+    ("src/backend/check.rs", "check"),
+    ("src/backend/op.rs", "file")    // The one file that may hold unsafe, with one trait four times.
     ("src/backend/cpu/simd.rs", "file"),
     // A table of data.
     ("tests/text/streams.rs", "transcripts"),

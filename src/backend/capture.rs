@@ -56,12 +56,12 @@ pub fn live_rows(step: &StepView<'_>, rows: RowSet) -> usize {
 }
 
 pub fn read_step(backend: &mut dyn Backend, step: StepInputs) -> Result<Vec<u32>> {
-    Ok(words(&pollster::block_on(backend.read(step.tensor))?))
+    Ok(words(&pollster::block_on(backend.read(&[step.tensor]))?))
 }
 
 /// A tensor as f32; ids are converted by value.
 pub fn read_f32(backend: &mut dyn Backend, tensor: Tensor) -> Result<Vec<f32>> {
-    let bytes = pollster::block_on(backend.read(tensor))?;
+    let bytes = pollster::block_on(backend.read(&[tensor]))?;
     Ok(match tensor.dtype {
         DType::U32 => words(&bytes).into_iter().map(|word| word as f32).collect(),
         dtype => widen(dtype, &bytes),

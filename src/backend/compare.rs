@@ -108,7 +108,7 @@ fn has_work(op: &Op, step: &StepView<'_>) -> bool {
 }
 
 fn copy(a: &mut dyn Backend, b: &mut dyn Backend, tensor: Tensor) -> Result<()> {
-    let bytes = pollster::block_on(a.read(tensor))?;
+    let bytes = pollster::block_on(a.read(&[tensor]))?;
     b.write(tensor, 0, &bytes)
 }
 
@@ -163,8 +163,8 @@ fn compare_ids(
     operand: &Operand,
     step: &StepView<'_>,
 ) -> Result<(f64, f64, usize)> {
-    let left = words(&pollster::block_on(a.read(operand.tensor))?);
-    let right = words(&pollster::block_on(b.read(operand.tensor))?);
+    let left = words(&pollster::block_on(a.read(&[operand.tensor]))?);
+    let right = words(&pollster::block_on(b.read(&[operand.tensor]))?);
     let cols = operand.tensor.cols as usize;
     let pair = |row: usize, at: usize| Chosen { a: left[at], b: right[at], row, at };
     let (ids, scores): (Vec<Chosen>, Option<Tensor>) = match *op {

@@ -67,8 +67,8 @@ pub trait Backend {
     /// Starts a program; may return before it has run.
     fn launch(&mut self, graph: GraphId) -> Result<()>;
 
-    /// Reads a whole tensor back.
-    fn read(&mut self, src: Tensor) -> Readback;
+    /// Reads whole tensors back, one after the other in one array of bytes: one round trip, however many they are.
+    fn read(&mut self, sources: &[Tensor]) -> Readback;
 
     /// Runs a program once and returns the seconds that each op took, in program order.
     fn profile(&mut self, graph: GraphId) -> Result<Vec<f64>>;

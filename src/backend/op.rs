@@ -272,7 +272,7 @@ pub enum Op {
     },
 
     /// Adds the step's rows to their slots' token counts, by Section::Count: output tokens to the low 31 bits, prompt
-    /// tokens as the top bit. counts: [slots, vocabulary] u32.
+    /// tokens as the top bit; and the output tokens of Section::Accepted. counts: [slots, vocabulary] u32.
     CountTokens { counts: Tensor },
 
     /// `scores = logits` with, in this order, bias; repetition, presence and frequency penalties; mask. Row i of a

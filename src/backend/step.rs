@@ -43,6 +43,7 @@ pub enum Header {
     Folds,
     PageCopies,
     Resumes,
+    Accepted,
 }
 
 /// Words of one sequence. Floats are stored by their bits.
@@ -140,9 +141,12 @@ pub enum Section {
     PageCopy,
     /// Per resume: the index of its sequence.
     Resume,
+    /// (slot, token): drafts accepted in a sequence's last step. They were no committed rows, so only this list counts
+    /// them for the penalties.
+    Accepted,
 }
 
-const SECTIONS: [Section; 17] = [
+const SECTIONS: [Section; 18] = [
     Section::Token,
     Section::Position,
     Section::Sequence,
@@ -160,6 +164,7 @@ const SECTIONS: [Section; 17] = [
     Section::Fold,
     Section::PageCopy,
     Section::Resume,
+    Section::Accepted,
 ];
 
 impl StepLimits {
@@ -176,6 +181,7 @@ impl StepLimits {
             Section::Bias => 2 * self.biases,
             Section::Copy | Section::PageCopy => 2 * self.slot_operations,
             Section::Resume => self.sequences,
+            Section::Accepted => 2 * self.logit_rows,
             Section::Fold => 3 * self.slot_operations,
         }
     }
@@ -188,7 +194,7 @@ impl StepLimits {
 
     /// Words of the whole buffer.
     pub fn words(&self) -> u32 {
-        self.offset(Section::Resume) + self.section_words(Section::Resume)
+        self.offset(Section::Accepted) + self.section_words(Section::Accepted)
     }
 }
 
@@ -253,6 +259,6 @@ mod tests {
         }
         assert_eq!(limits.words(), at);
         assert!((SequenceWord::Logprobs as u32) < SEQUENCE_WORDS);
-        assert!((Header::Resumes as u32) < HEADER_WORDS);
+        assert!((Header::Accepted as u32) < HEADER_WORDS);
     }
 }

@@ -8,6 +8,8 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::backend::cpu::{CpuOptions, Isa};
 use crate::base::{DType, Error};
+use crate::engine::DepthOptions;
+use crate::runner::engine::EngineOptions;
 
 /// Inference engine for the Qwen3.5/3.6 hybrid family: right or not ready.
 #[derive(Debug, Parser)]
@@ -66,6 +68,62 @@ impl BackendArgs {
     pub fn spec(&self) -> BackendSpec {
         let options = CpuOptions { threads: self.threads.map(usize::from), isa: self.cpu_isa.map(|name| name.0) };
         BackendSpec { kind: self.backend, cpu: options }
+    }
+}
+
+/// Drafts of the model's draft head, verified by the model. They change no token, only the speed.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct SpeculateArgs {
+    /// Drafts per step: auto follows the measured acceptance, 0 is off
+    #[arg(long, value_name = "auto|N", default_value = "auto", env = "DELTIC_SPECULATE")]
+    pub speculate: Speculate,
+    /// A test aid: replace each draft, with this probability, by another token
+    #[arg(long, value_name = "P", default_value_t = 0.0, env = "DELTIC_DRAFT_NOISE")]
+    pub draft_noise: f32,
+}
+
+/// Deepest chain of `--speculate auto`.
+const AUTO_DEPTH_MAX: u32 = 3;
+/// Deepest chain of all.
+pub const DEPTH_MAX: u32 = 8;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Speculate {
+    Auto,
+    Depth(u32),
+}
+
+impl FromStr for Speculate {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Speculate, Error> {
+        match text.parse() {
+            _ if text == "auto" => Ok(Speculate::Auto),
+            Ok(depth) if depth <= DEPTH_MAX => Ok(Speculate::Depth(depth)),
+            _ => Err(Error::input(
+                format!("--speculate is {text:?}, the range is 0 to {DEPTH_MAX}, or auto"),
+                "give a depth in the range",
+            )),
+        }
+    }
+}
+
+impl SpeculateArgs {
+    pub fn depth(self) -> DepthOptions {
+        match self.speculate {
+            Speculate::Auto => DepthOptions::adaptive(AUTO_DEPTH_MAX),
+            Speculate::Depth(depth) => DepthOptions::fixed(depth),
+        }
+    }
+
+    pub fn options(self) -> Result<EngineOptions, Error> {
+        if !(0.0..=1.0).contains(&self.draft_noise) {
+            return Err(Error::input(
+                format!("--draft-noise is {}, the range is 0 to 1", self.draft_noise),
+                "give a probability",
+            ));
+        }
+        Ok(EngineOptions { depth: self.depth(), draft_noise: self.draft_noise, prefill_alone: false })
     }
 }
 
@@ -136,6 +194,8 @@ pub struct GenerateArgs {
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
+    pub speculate: SpeculateArgs,
+    #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
     pub backend: BackendArgs,
@@ -155,6 +215,15 @@ pub struct EvalArgs {
     /// Most tokens of one answer
     #[arg(long, value_name = "N", default_value_t = 400)]
     pub max_tokens: u32,
+    /// Cases that run at once
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub streams: u32,
+    /// Compare with a run without drafts: the same ids for every case
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(DEPTH_MAX)))]
+    pub speculate: Option<u32>,
+    /// With --speculate: replace each draft, with this probability, by another token
+    #[arg(long, value_name = "P", default_value_t = 0.0, requires = "speculate")]
+    pub draft_noise: f32,
     /// Print each case that is not exact, with what was expected
     #[arg(long)]
     pub show: bool,

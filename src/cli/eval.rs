@@ -11,13 +11,13 @@ use std::process::ExitCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::args::EvalArgs;
+use super::args::{EvalArgs, Speculate, SpeculateArgs};
 use super::files::ModelFiles;
 use super::progress::{Progress, Unit};
-use super::session::{Answer, Session, read_text, render_chat};
+use super::session::{Answer, Finish, Job, Session, SessionOptions, read_text, render_chat};
 use super::{print, print_json};
 use crate::base::{Error, Result, SamplingParams};
-use crate::runner::single::Finish;
+use crate::runner::engine::EngineOptions;
 use crate::text::ChatTemplate;
 
 /// One line of a file of cases.
@@ -48,30 +48,54 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     let cases = read_cases(args)?;
     let files = ModelFiles::open(args.model.model.as_deref())?;
     let template = files.template()?;
-    let mut session = Session::open(&files, &args.model, &args.backend.spec(), args.json)?;
+    let options = |engine| SessionOptions { engine, streams: args.streams, quiet: args.json };
+    let mut session = Session::open(&files, &args.model, &args.backend.spec(), options(fixed_depth(0, 0.0)?))?;
+    let plain = decode(&mut session, &template, &cases, args, "cases")?;
     let mut tasks: BTreeMap<String, Counts> = BTreeMap::new();
-    let mut progress = Progress::new("cases", Unit::Cases);
-    for (index, case) in cases.iter().enumerate() {
-        progress.set(index as u64, cases.len() as u64);
-        let verdict = run_case(&mut session, &template, case, args.max_tokens)
-            .map_err(|error| error.within(format!("case {} of {}", index + 1, args.file.display())))?;
-        let counts = tasks.entry(case.task.clone()).or_default();
-        counts.cases += 1;
-        counts.right += u32::from(verdict.right);
-        counts.exact += u32::from(verdict.exact);
-        counts.greedy_exact_cases += u32::from(case.greedy_exact);
-        counts.greedy_exact += u32::from(case.greedy_exact && verdict.exact);
+    for (case, (job, answer)) in cases.iter().zip(&plain) {
+        let verdict = judge(&session, case, job, answer)?;
+        tasks.entry(case.task.clone()).or_default().add(case, &verdict);
         if args.show && !verdict.exact {
             eprintln!("{}: expected {:?}\n    found {:?}", case.task, case.reference, verdict.text);
         }
     }
-    drop(progress);
-    if args.json {
-        print_json(&to_json(&tasks))?
-    } else {
-        print(&table(&tasks))?
+    let speculation = match args.speculate {
+        None => None,
+        Some(depth) => {
+            let engine = fixed_depth(depth, args.draft_noise)?;
+            let mut session = Session::open(&files, &args.model, &args.backend.spec(), options(engine))?;
+            let drafted = decode(&mut session, &template, &cases, args, "cases with drafts")?;
+            Some(Speculation::new(depth, &plain, &drafted, session.engine.accepted_counts()))
+        }
+    };
+    match args.json {
+        true => print_json(&to_json(&tasks, speculation.as_ref()))?,
+        false => print(&table(&tasks, speculation.as_ref()))?,
     }
-    Ok(ExitCode::SUCCESS)
+    let lossless = speculation.is_none_or(|found| found.violations == 0);
+    Ok(if lossless { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn fixed_depth(depth: u32, draft_noise: f32) -> Result<EngineOptions> {
+    SpeculateArgs { speculate: Speculate::Depth(depth), draft_noise }.options()
+}
+
+/// Greedy answers to all cases, in their order.
+fn decode(
+    session: &mut Session,
+    template: &ChatTemplate,
+    cases: &[Case],
+    args: &EvalArgs,
+    what: &'static str,
+) -> Result<Vec<(Job, Answer)>> {
+    let mut jobs = Vec::with_capacity(cases.len());
+    for (index, case) in cases.iter().enumerate() {
+        let named = |error: Error| error.within(format!("case {} of {}", index + 1, args.file.display()));
+        jobs.push(job(session, template, case, args.max_tokens).map_err(named)?);
+    }
+    let mut progress = Progress::new(what, Unit::Cases);
+    let answers = session.answers(jobs.clone(), &mut |done| progress.set(done as u64, cases.len() as u64))?;
+    Ok(jobs.into_iter().zip(answers).collect())
 }
 
 /// What became of one case.
@@ -85,21 +109,73 @@ pub struct Verdict {
 
 /// Decodes one case greedily.
 pub fn run_case(session: &mut Session, template: &ChatTemplate, case: &Case, max_tokens: u32) -> Result<Verdict> {
+    let job = job(session, template, case, max_tokens)?;
+    let answer = session.answer(job.clone(), &mut |_| Ok(()))?;
+    judge(session, case, &job, &answer)
+}
+
+fn job(session: &Session, template: &ChatTemplate, case: &Case, max_tokens: u32) -> Result<Job> {
     let tools = case.tools.clone().unwrap_or_default();
     let prompt = render_chat(template, &session.tokenizer, &case.messages, &tools, Some(case.thinking))?;
-    let answer = session.answer(&prompt, &tools, &SamplingParams::default(), max_tokens, &mut |_| Ok(()))?;
+    Ok(Job { prompt, tools, sampling: SamplingParams::default(), max_tokens })
+}
+
+fn judge(session: &Session, case: &Case, job: &Job, answer: &Answer) -> Result<Verdict> {
     let text = session.tokenizer.decode(&answer.ids, false);
     let reference_ids = session.tokenizer.encode_template(&case.reference);
-    let (_, reference_calls) = read_text(&session.tokenizer, &prompt, &reference_ids, &tools)?;
+    let (_, reference_calls) = read_text(&session.tokenizer, &job.prompt, &reference_ids, &job.tools)?;
     let right = if !reference_calls.is_empty() {
         let calls = &answer.tool_calls;
         calls.len() == reference_calls.len() && calls.iter().zip(&reference_calls).all(|(a, b)| a.same_as(b))
     } else if case.task == "story" {
         answer.finish == Finish::Stop && !answer.content.trim().is_empty()
     } else {
-        holds_answer(&answer, &case.answer)
+        holds_answer(answer, &case.answer)
     };
-    Ok(Verdict { right, exact: text == case.reference, text, ids: answer.ids })
+    Ok(Verdict { right, exact: text == case.reference, text, ids: answer.ids.clone() })
+}
+
+/// A run with drafts against the same cases without.
+struct Speculation {
+    depth: u32,
+    /// Cases with the same ids.
+    identical: usize,
+    /// First differences that no near-tie explains. On this backend nothing may differ, so each difference is one.
+    violations: usize,
+    compared_tokens: usize,
+    accepted_counts: Vec<u64>,
+}
+
+impl Speculation {
+    fn new(depth: u32, plain: &[(Job, Answer)], drafted: &[(Job, Answer)], accepted_counts: &[u64]) -> Speculation {
+        let identical = plain.iter().zip(drafted).filter(|((_, a), (_, b))| a.ids == b.ids).count();
+        Speculation {
+            depth,
+            identical,
+            violations: plain.len() - identical,
+            compared_tokens: plain.iter().map(|(_, answer)| answer.ids.len()).sum(),
+            accepted_counts: accepted_counts.to_vec(),
+        }
+    }
+
+    /// Drafts that stood per verification.
+    fn mean_accepted(&self) -> f64 {
+        let verifications: u64 = self.accepted_counts.iter().sum();
+        let accepted: u64 = (0..).zip(&self.accepted_counts).map(|(drafts, count)| drafts * count).sum();
+        accepted as f64 / verifications.max(1) as f64
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "depth": self.depth,
+            "identical": self.identical,
+            "near_ties": 0,
+            "violations": self.violations,
+            "compared_tokens": self.compared_tokens,
+            "accepted_counts": self.accepted_counts,
+            "mean_accepted": self.mean_accepted(),
+        })
+    }
 }
 
 fn holds_answer(answer: &Answer, expected: &Value) -> bool {
@@ -142,6 +218,16 @@ fn read_cases(args: &EvalArgs) -> Result<Vec<Case>> {
     Ok(chosen)
 }
 
+impl Counts {
+    fn add(&mut self, case: &Case, verdict: &Verdict) {
+        self.cases += 1;
+        self.right += u32::from(verdict.right);
+        self.exact += u32::from(verdict.exact);
+        self.greedy_exact_cases += u32::from(case.greedy_exact);
+        self.greedy_exact += u32::from(case.greedy_exact && verdict.exact);
+    }
+}
+
 fn total(tasks: &BTreeMap<String, Counts>) -> Counts {
     tasks.values().fold(Counts::default(), |sum, counts| Counts {
         cases: sum.cases + counts.cases,
@@ -152,20 +238,24 @@ fn total(tasks: &BTreeMap<String, Counts>) -> Counts {
     })
 }
 
-fn to_json(tasks: &BTreeMap<String, Counts>) -> Value {
+fn to_json(tasks: &BTreeMap<String, Counts>, speculation: Option<&Speculation>) -> Value {
     let counts = |counts: &Counts| json!({"cases": counts.cases, "right": counts.right, "exact": counts.exact});
     let by_task: serde_json::Map<String, Value> = tasks.iter().map(|(name, c)| (name.clone(), counts(c))).collect();
     let sum = total(tasks);
-    json!({
+    let mut report = json!({
         "tasks": by_task,
         "cases": sum.cases,
         "right": sum.right,
         "exact": sum.exact,
         "greedy_exact": {"cases": sum.greedy_exact_cases, "exact": sum.greedy_exact},
-    })
+    });
+    if let Some(speculation) = speculation {
+        report["speculation"] = speculation.to_json();
+    }
+    report
 }
 
-fn table(tasks: &BTreeMap<String, Counts>) -> String {
+fn table(tasks: &BTreeMap<String, Counts>, speculation: Option<&Speculation>) -> String {
     let mut text = String::from("task          cases  right  exact\n");
     let sum = total(tasks);
     for (name, counts) in tasks.iter().map(|(name, counts)| (name.as_str(), counts)).chain([("all", &sum)]) {
@@ -174,5 +264,17 @@ fn table(tasks: &BTreeMap<String, Counts>) -> String {
     }
     let (exact, of) = (sum.greedy_exact, sum.greedy_exact_cases);
     writeln!(text, "{exact} of {of} cases that the reference decodes exactly").expect("a String takes all");
+    if let Some(found) = speculation {
+        let line = format!(
+            "depth {}: {} of {} cases identical, {} tokens compared, drafts accepted {:?}, {:.2} a verification",
+            found.depth,
+            found.identical,
+            sum.cases,
+            found.compared_tokens,
+            found.accepted_counts,
+            found.mean_accepted(),
+        );
+        writeln!(text, "{line}").expect("a String takes all");
+    }
     text
 }

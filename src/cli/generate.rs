@@ -7,10 +7,9 @@ use serde_json::{Value, json};
 
 use super::args::{GenerateArgs, SamplingArgs};
 use super::files::{ModelFiles, utf8};
-use super::session::{Answer, Piece, Session, checkpoint_sampling, render_chat};
+use super::session::{Answer, Finish, Job, Piece, Session, SessionOptions, checkpoint_sampling, render_chat};
 use super::{print, print_json};
 use crate::base::{Error, Result, SamplingParams};
-use crate::runner::single::Finish;
 
 /// A prompt on stdin that is longer than this is no prompt.
 const STDIN_BYTES_MAX: u64 = 64 << 20;
@@ -20,7 +19,8 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let files = ModelFiles::open(args.model.model.as_deref())?;
     // Read before the weights, so that a missing template is said at once.
     let template = if args.chat { Some(files.template()?) } else { None };
-    let mut session = Session::open(&files, &args.model, &args.backend.spec(), args.json)?;
+    let options = SessionOptions { engine: args.speculate.options()?, streams: 1, quiet: args.json };
+    let mut session = Session::open(&files, &args.model, &args.backend.spec(), options)?;
     let sampling = sampling(&args.sampling, checkpoint_sampling(session.generation.as_ref()))?;
     let prompt = match &template {
         Some(template) => {
@@ -31,12 +31,13 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode> {
         None => session.tokenizer.encode_text(&text),
     };
     let max_tokens = args.max_tokens.unwrap_or(u32::MAX);
+    let job = Job { prompt, tools: Vec::new(), sampling, max_tokens };
     if args.json {
-        let answer = session.answer(&prompt, &[], &sampling, max_tokens, &mut |_| Ok(()))?;
+        let answer = session.answer(job, &mut |_| Ok(()))?;
         print_json(&to_json(&answer))?;
     } else {
         let mut printer = Printer::default();
-        let answer = session.answer(&prompt, &[], &sampling, max_tokens, &mut |piece| printer.piece(&piece))?;
+        let answer = session.answer(job, &mut |piece| printer.piece(&piece))?;
         printer.end(&answer)?;
     }
     Ok(ExitCode::SUCCESS)
@@ -128,7 +129,11 @@ fn to_json(answer: &Answer) -> Value {
             "decode_s": answer.decode_seconds,
             "decode_tokens_per_s": decode_tokens_per_s(answer),
         },
-        "speculation": {"drafted": 0, "accepted": 0, "mean_accepted": 0.0},
+        "speculation": {
+            "drafted": answer.drafted,
+            "accepted": answer.accepted,
+            "mean_accepted": f64::from(answer.accepted) / f64::from(answer.drafted.max(1)),
+        },
     })
 }
 

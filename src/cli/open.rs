@@ -13,6 +13,8 @@ use crate::weights::{self, Weights};
 
 /// Tokens of one KV page.
 const PAGE_TOKENS: u32 = 64;
+/// Full-length requests that the KV pool holds; more that run at once share it.
+const POOL_REQUESTS: u32 = 2;
 /// The context that is planned for unless a flag says otherwise, for models that could hold more.
 const DEFAULT_CONTEXT_MAX: u32 = 32_768;
 
@@ -21,6 +23,10 @@ const DEFAULT_CONTEXT_MAX: u32 = 32_768;
 pub struct OpenOptions {
     /// Drafts per step for which the draft head is recorded.
     pub drafts_max: u32,
+    /// Sequences that run at once; 0 is taken as 1.
+    pub sequences_max: u32,
+    /// Slots for checkpoints beside those of the sequences.
+    pub checkpoints: u32,
     /// Ids of the tokenizer; the whole vocabulary where there is none.
     pub vocab_live: Option<u32>,
     /// Whether to say on stderr what was loaded.
@@ -84,14 +90,16 @@ fn assemble(
     let mut model_options = ModelOptions {
         activation: args.activation.dtype(),
         rows_max,
-        sequences_max: 1,
+        sequences_max: options.sequences_max.max(1),
+        slots: options.sequences_max.max(1) + options.checkpoints,
         context_max: context,
         page_tokens: PAGE_TOKENS,
         pages: 0,
         drafts_max: if weights.mtp.is_some() { options.drafts_max } else { 0 },
         vocab_live,
     };
-    model_options.pages = model_options.pages_per_sequence(context);
+    model_options.pages = model_options.pages_per_sequence(context) * (model_options.sequences_max.min(POOL_REQUESTS));
+    model_options.pages += model_options.slots;
     let model = Model::new(backend.as_mut(), config, model_options, weights)?;
     Ok(Runner::new(backend, model))
 }

@@ -1,5 +1,6 @@
 //! A loaded model with its text side: from a conversation to an answer, piece by piece.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
@@ -7,19 +8,40 @@ use serde_json::{Map, Value, json};
 use super::args::{BackendSpec, ModelArgs};
 use super::files::ModelFiles;
 use super::open::{OpenOptions, open};
-use crate::base::{GenerationConfig, Result, SamplingParams};
-use crate::runner::Runner;
-use crate::runner::single::{self, Finish, Limits};
+use crate::base::{Error, GenerationConfig, Result, SamplingParams};
+use crate::engine::request::Counts;
+use crate::engine::{Event, FinishReason, Refused, Request};
+use crate::runner::engine::{Engine, EngineOptions};
 use crate::text::{
     ChatTemplate, Detokenizer, ReasoningEvent, ReasoningSplitter, RenderOptions, Tokenizer, ToolEvent, ToolParser,
 };
 
 pub struct Session {
-    pub runner: Runner,
+    pub engine: Engine,
     pub tokenizer: Tokenizer,
     pub generation: Option<GenerationConfig>,
     /// Tokens that end an answer: those of generation_config.json and config.json together.
-    pub stop_ids: Vec<u32>,
+    pub end_ids: Vec<u32>,
+}
+
+/// How a session runs.
+#[derive(Debug, Clone, Copy)]
+pub struct SessionOptions {
+    pub engine: EngineOptions,
+    /// Answers that run at once.
+    pub streams: u32,
+    /// Whether to keep quiet about what was loaded.
+    pub quiet: bool,
+}
+
+/// One question to a session.
+#[derive(Debug, Clone)]
+pub struct Job {
+    pub prompt: Vec<u32>,
+    /// Type the arguments of tool calls.
+    pub tools: Vec<Value>,
+    pub sampling: SamplingParams,
+    pub max_tokens: u32,
 }
 
 /// A piece of an answer as it comes.
@@ -40,8 +62,19 @@ pub struct Answer {
     pub finish: Finish,
     pub prompt_tokens: usize,
     pub reasoning_tokens: usize,
+    /// Drafts verified, and those of them that stood.
+    pub drafted: u32,
+    pub accepted: u32,
     pub prefill_seconds: f64,
     pub decode_seconds: f64,
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    Stop,
+    Length,
+    Cancelled,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -52,57 +85,93 @@ pub struct ToolCall {
 }
 
 impl Session {
-    pub fn open(files: &ModelFiles, args: &ModelArgs, spec: &BackendSpec, quiet: bool) -> Result<Session> {
+    pub fn open(files: &ModelFiles, args: &ModelArgs, spec: &BackendSpec, options: SessionOptions) -> Result<Session> {
         let tokenizer = files.tokenizer()?;
         let generation = files.checkpoint.generation_config()?;
-        let stop_ids = files.checkpoint.config()?.end_ids(generation.as_ref())?;
-        let vocab_live = Some(tokenizer.vocab_live() as u32);
-        let runner = open(files, args, spec, OpenOptions { vocab_live, quiet, ..Default::default() })?;
-        Ok(Session { runner, tokenizer, generation, stop_ids })
+        let end_ids = files.checkpoint.config()?.end_ids(generation.as_ref())?;
+        let open_options = OpenOptions {
+            vocab_live: Some(tokenizer.vocab_live() as u32),
+            drafts_max: options.engine.depth.depth_max,
+            sequences_max: options.streams,
+            checkpoints: 0,
+            quiet: options.quiet,
+        };
+        let runner = open(files, args, spec, open_options)?;
+        Ok(Session { engine: Engine::new(runner, options.engine), tokenizer, generation, end_ids })
     }
 
-    /// Generates after `prompt`. `tools` type the arguments of tool calls; `on_piece` sees text as it stands.
-    pub fn answer(
-        &mut self,
-        prompt: &[u32],
-        tools: &[Value],
-        sampling: &SamplingParams,
-        max_tokens: u32,
-        on_piece: &mut dyn FnMut(Piece) -> Result<()>,
-    ) -> Result<Answer> {
-        let chunk_rows = self.runner.model().options.rows_max;
-        let limits = Limits { max_tokens, chunk_rows, stop_ids: self.stop_ids.clone(), logprobs: false };
-        let mut reader = Reader::new(&self.tokenizer, prompt, tools);
-        let mut failed = None;
+    /// One answer; `on_piece` sees text as it stands.
+    pub fn answer(&mut self, job: Job, on_piece: &mut dyn FnMut(Piece) -> Result<()>) -> Result<Answer> {
+        let mut answers = self.run(vec![job], &mut |_, piece| on_piece(piece))?;
+        Ok(answers.pop().expect("an answer for the job"))
+    }
+
+    /// All answers, as many at once as the session was opened for, in the order of the jobs.
+    pub fn answers(&mut self, jobs: Vec<Job>, on_done: &mut dyn FnMut(usize)) -> Result<Vec<Answer>> {
+        let mut done = 0;
+        let total = jobs.len();
+        let mut answers = Vec::with_capacity(total);
+        // The queue is bounded; a batch never exceeds it.
+        let mut jobs = jobs.into_iter().peekable();
+        while jobs.peek().is_some() {
+            let batch: Vec<Job> = jobs.by_ref().take(BATCH_JOBS).collect();
+            answers.extend(self.run(batch, &mut |_, _| Ok(()))?);
+            done = answers.len();
+            on_done(done);
+        }
+        debug_assert_eq!(done, total);
+        Ok(answers)
+    }
+
+    fn run(&mut self, jobs: Vec<Job>, on_piece: &mut dyn FnMut(usize, Piece) -> Result<()>) -> Result<Vec<Answer>> {
         let started = Instant::now();
-        let mut first_token = None;
-        let finish = single::generate(&mut self.runner, prompt, sampling, &limits, &mut |id, _| {
-            first_token.get_or_insert_with(Instant::now);
-            match reader.push(id, on_piece) {
-                Ok(()) => true,
-                Err(error) => {
-                    failed = Some(error);
-                    false
+        let mut open = BTreeMap::new();
+        for (index, job) in jobs.iter().enumerate() {
+            let request = Request {
+                sampling: job.sampling.clone(),
+                end_ids: self.end_ids.clone(),
+                ..Request::new(job.prompt.clone(), job.max_tokens.max(1))
+            };
+            let id = self.engine.submit(request).map_err(Refused::into_error)?;
+            open.insert(id, (index, Reader::new(&self.tokenizer, &job.prompt, &job.tools), None));
+        }
+        let mut answers: Vec<Option<Answer>> = jobs.iter().map(|_| None).collect();
+        while !open.is_empty() {
+            for event in self.engine.step()? {
+                match event {
+                    Event::Token { request, token, .. } => {
+                        let (index, reader, first) = open.get_mut(&request).expect("events of open requests only");
+                        first.get_or_insert_with(Instant::now);
+                        reader.push(token, &mut |piece| on_piece(*index, piece))?;
+                    }
+                    Event::Finished { request, reason, counts, .. } => {
+                        let (index, mut reader, first) = open.remove(&request).expect("ends once");
+                        let finish = finish_of(reason, counts)?;
+                        reader.finish(&mut |piece| on_piece(index, piece))?;
+                        answers[index] = Some(reader.answer(finish, counts, started, first));
+                    }
                 }
             }
-        })?;
-        if let Some(error) = failed {
-            return Err(error);
         }
-        let ended = Instant::now();
-        let first_token = first_token.unwrap_or(ended);
-        reader.finish(on_piece)?;
-        Ok(Answer {
-            prefill_seconds: (first_token - started).as_secs_f64(),
-            decode_seconds: (ended - first_token).as_secs_f64(),
-            reasoning_tokens: reader.splitter.reasoning_tokens(),
-            content: reader.content,
-            reasoning: reader.reasoning,
-            tool_calls: reader.tool_calls,
-            ids: reader.ids,
-            prompt_tokens: prompt.len(),
-            finish,
-        })
+        Ok(answers.into_iter().map(|answer| answer.expect("each request ends")).collect())
+    }
+}
+
+/// Jobs handed to the engine together, within the length of its queue.
+const BATCH_JOBS: usize = 128;
+
+fn finish_of(reason: FinishReason, counts: Counts) -> Result<Finish> {
+    match reason {
+        FinishReason::StopToken(_) | FinishReason::StopWatch => Ok(Finish::Stop),
+        FinishReason::Length => Ok(Finish::Length),
+        FinishReason::Cancelled => Ok(Finish::Cancelled),
+        FinishReason::NotANumber | FinishReason::Failed => Err(Error::failure(
+            format!(
+                "the logits after {} tokens hold no finite number",
+                counts.prompt_tokens + counts.completion_tokens
+            ),
+            "run deltic compare to find the first op that differs; check the checkpoint with deltic inspect",
+        )),
     }
 }
 
@@ -162,6 +231,24 @@ impl<'a> Reader<'a> {
         let mut events = Vec::new();
         self.tools.finish(&mut events);
         self.read_tools(events, on_piece)
+    }
+
+    fn answer(self, finish: Finish, counts: Counts, started: Instant, first_token: Option<Instant>) -> Answer {
+        let ended = Instant::now();
+        let first_token = first_token.unwrap_or(ended);
+        Answer {
+            prefill_seconds: (first_token - started).as_secs_f64(),
+            decode_seconds: (ended - first_token).as_secs_f64(),
+            reasoning_tokens: self.splitter.reasoning_tokens(),
+            content: self.content,
+            reasoning: self.reasoning,
+            tool_calls: self.tool_calls,
+            ids: self.ids,
+            prompt_tokens: counts.prompt_tokens as usize,
+            drafted: counts.drafted,
+            accepted: counts.accepted,
+            finish,
+        }
     }
 
     fn read(&mut self, events: Vec<ReasoningEvent>, on_piece: &mut dyn FnMut(Piece) -> Result<()>) -> Result<()> {

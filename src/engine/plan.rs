@@ -162,6 +162,13 @@ pub struct Sampled {
     pub not_a_number: bool,
 }
 
+impl Sampled {
+    /// The tokens that stand: the accepted drafts, then the one sampled after them.
+    pub fn standing(&self) -> &[u32] {
+        &self.tokens[..=self.accepted as usize]
+    }
+}
+
 /// Log-probabilities at one token, of the raw distribution.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Logprobs {

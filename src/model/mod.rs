@@ -27,8 +27,10 @@ pub struct ModelOptions {
     pub activation: DType,
     /// Rows of the largest step.
     pub rows_max: u32,
-    /// Sequences that have a slot at the same time.
+    /// Sequences with rows in one step.
     pub sequences_max: u32,
+    /// Recurrent slots: one for each sequence, and what checkpoints take beside them.
+    pub slots: u32,
     /// Most tokens of one sequence, prompt and answer together.
     pub context_max: u32,
     /// Tokens of one page of the KV cache.
@@ -74,7 +76,7 @@ impl Model {
             logit_rows: LOGIT_ROWS_MAX.min(options.rows_max),
             pages: options.pages.saturating_mul(2).max(64),
             biases: 1024,
-            slot_operations: 2 * options.sequences_max,
+            slot_operations: 2 * options.slots,
         };
         let step = StepInputs { tensor: backend.alloc("step", DType::U32, 1, limits.words())?, limits };
         let caches = Caches::alloc(backend, &config, &options)?;

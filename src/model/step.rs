@@ -26,6 +26,8 @@ pub struct SequenceRows {
     /// Pages in order of position, up to the last entry that this step writes.
     pub pages: Vec<u32>,
     pub counted: CountedTokens,
+    /// Drafts accepted in its last step, which were no committed rows; counted as output where the choice has penalties.
+    pub accepted: Vec<u32>,
     pub sampling: SamplingParams,
     /// Whether TopLogprobs looks at its logit rows.
     pub logprobs: bool,
@@ -83,7 +85,7 @@ impl SequenceRows {
 pub fn fill(words: &mut Vec<u32>, limits: StepLimits, sequences: &[SequenceRows], operations: &SlotOperations) {
     words.clear();
     words.resize(limits.words() as usize, 0);
-    let mut fill = Fill { words, limits, next: [0; Header::Resumes as usize + 1], pages: 0, biases: 0 };
+    let mut fill = Fill { words, limits, next: [0; Header::Accepted as usize + 1], pages: 0, biases: 0 };
     for rows in sequences {
         fill.sequence(rows);
     }
@@ -103,7 +105,7 @@ struct Fill<'a> {
     words: &'a mut [u32],
     limits: StepLimits,
     /// Live entries per [`Header`] word.
-    next: [u32; Header::Resumes as usize + 1],
+    next: [u32; Header::Accepted as usize + 1],
     pages: u32,
     biases: u32,
 }
@@ -193,6 +195,11 @@ impl Fill<'_> {
         if rows.samples() {
             self.append(Header::DraftRows, Section::DraftSequence, &[index]);
         }
+        if rows.counted != CountedTokens::Nothing {
+            for token in &rows.accepted {
+                self.append(Header::Accepted, Section::Accepted, &[rows.slot, *token]);
+            }
+        }
         if rows.resume {
             self.append(Header::Resumes, Section::Resume, &[index]);
         }
@@ -268,6 +275,7 @@ mod tests {
             resume: drafts > 0,
             pages: vec![5, 3],
             counted: CountedTokens::OutputFrom(101),
+            accepted: if drafts > 0 { vec![8] } else { Vec::new() },
             sampling: SamplingParams { seed: 1 << 33 | 7, ..Default::default() },
             logprobs: false,
             biases: vec![(9, 0.5)],
@@ -283,7 +291,7 @@ mod tests {
         let mut words = Vec::new();
         fill(&mut words, LIMITS, &sequences, &operations);
         let view = StepView::new(&words, LIMITS);
-        let live = [73, 2, 3, 1, 1, 3, 1, 1, 1, 1];
+        let live = [73, 2, 3, 1, 1, 3, 1, 1, 1, 1, 1];
         for (index, count) in live.into_iter().enumerate() {
             assert_eq!(words[index], count, "header word {index}");
         }
@@ -309,6 +317,7 @@ mod tests {
         assert_eq!(view.section(Section::Copy)[..2], [NONE, 3]);
         assert_eq!(view.section(Section::PageCopy)[..2], [4, 6]);
         assert_eq!(view.section(Section::Resume)[0], 1);
+        assert_eq!(view.section(Section::Accepted)[..2], [1, 8]);
     }
 
     #[test]

@@ -98,7 +98,7 @@ pub fn delta_shape(config: &ModelConfig, options: &ModelOptions) -> DeltaShape {
 impl Caches {
     pub(super) fn alloc(backend: &mut dyn Backend, config: &ModelConfig, options: &ModelOptions) -> Result<Caches> {
         let shape = delta_shape(config, options);
-        let slots = options.sequences_max;
+        let slots = options.slots;
         let mut layers = Vec::with_capacity(config.layers.len());
         for (index, kind) in config.layers.iter().enumerate() {
             layers.push(match kind {

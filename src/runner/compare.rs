@@ -1,8 +1,9 @@
 //! The steps that a comparison of two backends runs: between them they reach every op, in every form it has.
 
-use super::{Choice, Runner, single};
+use super::{Runner, single};
 use crate::backend::compare::{Difference, compare};
 use crate::base::{Error, Result, SamplingParams};
+use crate::engine::plan::Sampled;
 use crate::model::forward::record_slot_operations;
 use crate::model::{CountedTokens, SequenceRows, SlotOperations};
 
@@ -87,7 +88,7 @@ impl Pair<'_> {
         drafts: &[u32],
         passes: u32,
         operations: &SlotOperations,
-    ) -> Result<Option<Choice>> {
+    ) -> Result<Option<Sampled>> {
         let end = self.computed + committed;
         let mut rows = single::rows(self.a, &self.tokens, self.computed, end);
         rows.tokens.extend_from_slice(drafts);
@@ -117,15 +118,15 @@ impl Pair<'_> {
         self.computed = end;
         self.parity ^= 1;
         self.pending = 0;
-        Ok(self.a.outcome(&rows, passes)?.choices.pop())
+        Ok(self.a.outcome(&rows, passes)?.sampled.pop())
     }
 
     /// Appends what a step chose; returns its drafts.
-    fn take(&mut self, choice: Option<Choice>) -> Vec<u32> {
+    fn take(&mut self, choice: Option<Sampled>) -> Vec<u32> {
         let choice = choice.expect("a step that ends at the last token samples");
         self.computed += choice.accepted as usize;
         self.pending = choice.accepted;
-        self.tokens.extend_from_slice(&choice.tokens);
+        self.tokens.extend_from_slice(choice.standing());
         choice.drafts
     }
 }

@@ -1,6 +1,7 @@
 //! L3: the only place where a step meets a device. Fills the step inputs, launches the right program, reads back.
 
 pub mod compare;
+pub mod engine;
 pub mod reference;
 pub mod single;
 
@@ -9,9 +10,12 @@ use std::collections::BTreeMap;
 use crate::backend::op::{LOGPROB_WORDS, TOP_LOGPROBS, VERDICT_WORDS, VerdictWord};
 use crate::backend::step::NONE;
 use crate::backend::{Backend, GraphId, Program, Tensor};
+use crate::base::Result;
 use crate::base::dtype::words;
-use crate::base::{Error, Result};
+use crate::engine::StepOutcome;
+use crate::engine::plan::{Logprobs, Sampled};
 use crate::model::forward::{record_slot_operations, record_step};
+use crate::model::mtp::record_resumes;
 use crate::model::{Bucket, Model, SequenceRows, SlotOperations, step};
 
 /// A model on a backend, with the programs that have been compiled so far.
@@ -20,50 +24,42 @@ pub struct Runner {
     model: Model,
     programs: BTreeMap<Bucket, GraphId>,
     slot_program: Option<GraphId>,
+    resume_program: Option<GraphId>,
     words: Vec<u32>,
-}
-
-/// What one step brought, per sequence that sampled, in the order of the step.
-#[derive(Debug, Clone, Default)]
-pub struct StepOutcome {
-    pub choices: Vec<Choice>,
-}
-
-/// What one sequence's rows sampled.
-#[derive(Debug, Clone)]
-pub struct Choice {
-    /// Drafts that stand.
-    pub accepted: u32,
-    /// The tokens that stand: the accepted drafts, then the one sampled after them.
-    pub tokens: Vec<u32>,
-    /// Drafts for the next step.
-    pub drafts: Vec<u32>,
-    /// One entry for each of `tokens`, where asked for.
-    pub logprobs: Vec<Logprobs>,
-}
-
-/// Log-probabilities at one token.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Logprobs {
-    pub sampled: f32,
-    /// Best first.
-    pub top: Vec<(u32, f32)>,
 }
 
 impl Runner {
     pub fn new(backend: Box<dyn Backend>, model: Model) -> Runner {
-        Runner { backend, model, programs: BTreeMap::new(), slot_program: None, words: Vec::new() }
+        Runner {
+            backend,
+            model,
+            programs: BTreeMap::new(),
+            slot_program: None,
+            resume_program: None,
+            words: Vec::new(),
+        }
     }
 
     pub fn model(&self) -> &Model {
         &self.model
     }
 
+    /// Allowed tokens of the step to come: row i of the mask tensor, a bit a token, lowest first.
+    pub fn write_masks(&mut self, masks: &[Vec<u32>]) -> Result<()> {
+        let tensor = self.model.caches.masks;
+        for (row, mask) in masks.iter().enumerate() {
+            let words = &mask[..mask.len().min(tensor.cols as usize)];
+            self.backend.write(tensor, row * tensor.cols as usize * 4, bytemuck::cast_slice(words))?;
+        }
+        Ok(())
+    }
+
     pub fn backend(&mut self) -> &mut dyn Backend {
         self.backend.as_mut()
     }
 
-    /// Runs one step: slot operations, then all rows of `sequences`, then `passes` drafts for each that sampled.
+    /// Runs one step: slot operations, then resumes, then all rows of `sequences`, then `passes` drafts for each that
+    /// sampled.
     pub fn run(&mut self, sequences: &[SequenceRows], operations: &SlotOperations, passes: u32) -> Result<StepOutcome> {
         self.fill(sequences, operations)?;
         if !operations.is_empty() {
@@ -72,6 +68,10 @@ impl Runner {
         }
         if sequences.is_empty() {
             return Ok(StepOutcome::default());
+        }
+        if sequences.iter().any(|rows| rows.resume) {
+            let graph = self.resume_graph()?;
+            self.backend.launch(graph)?;
         }
         let graph = self.graph(self.bucket(sequences, passes))?;
         self.backend.launch(graph)?;
@@ -113,48 +113,74 @@ impl Runner {
         Ok(graph)
     }
 
+    fn resume_graph(&mut self) -> Result<GraphId> {
+        if let Some(graph) = self.resume_program {
+            return Ok(graph);
+        }
+        let graph = self.backend.compile(&record_resumes(&self.model))?;
+        self.resume_program = Some(graph);
+        Ok(graph)
+    }
+
+    /// Reads back what the sequences that sample need, in one round trip.
     fn outcome(&mut self, sequences: &[SequenceRows], passes: u32) -> Result<StepOutcome> {
         let sampling: Vec<&SequenceRows> = sequences.iter().filter(|rows| rows.samples()).collect();
         if sampling.is_empty() {
             return Ok(StepOutcome::default());
         }
         let work = self.model.workspace;
-        let sampled = self.read_words(work.sampled)?;
-        let logprobs =
-            if sampling.iter().any(|rows| rows.logprobs) { self.read_words(work.logprobs)? } else { Vec::new() };
-        let (verdicts, drafts) = if self.model.drafts() {
-            (self.read_words(work.verdict)?, self.read_words(work.drafts)?)
-        } else {
-            (Vec::new(), Vec::new())
+        let drafts = self.model.drafts();
+        let logprobs = sampling.iter().any(|rows| rows.logprobs);
+        let mut sources = vec![work.sampled];
+        sources.extend(if drafts { vec![work.verdict, work.drafts] } else { Vec::new() });
+        sources.extend(logprobs.then_some(work.logprobs));
+        let words = words(&pollster::block_on(self.backend.read(&sources))?);
+        let mut rest = words.as_slice();
+        let mut take = |tensor: Tensor, wanted: bool| {
+            let (taken, left) = rest.split_at(if wanted { tensor.elements() } else { 0 });
+            rest = left;
+            taken
         };
-        let mut outcome = StepOutcome::default();
+        let read = Read {
+            sampled: take(work.sampled, true),
+            verdicts: take(work.verdict, drafts),
+            drafts: take(work.drafts, drafts),
+            drafts_max: work.drafts.cols as usize,
+            logprobs: take(work.logprobs, logprobs),
+        };
         let mut first_logit_row = 0;
+        let mut outcome = StepOutcome::default();
         for (index, rows) in sampling.into_iter().enumerate() {
-            let accepted = match verdicts.get(index * VERDICT_WORDS as usize + VerdictWord::Accepted as usize) {
-                Some(accepted) => *accepted,
-                None => 0,
-            };
-            let logit_rows = first_logit_row..first_logit_row + 1 + accepted as usize;
-            let tokens = sampled[logit_rows.clone()].to_vec();
-            if let Some(offset) = tokens.iter().position(|token| *token == NONE) {
-                let position = rows.position + rows.committed() + offset as u32;
-                return Err(not_a_number(position));
-            }
-            let asked = if rows.logprobs { logit_rows } else { 0..0 };
-            let next_drafts = drafts.chunks_exact(work.drafts.cols as usize).nth(index);
-            outcome.choices.push(Choice {
-                accepted,
-                tokens,
-                drafts: next_drafts.map_or(Vec::new(), |drafts| drafts[..passes as usize].to_vec()),
-                logprobs: asked.map(|row| parse_logprobs(&logprobs, row)).collect(),
-            });
+            outcome.sampled.push(read.sequence(index, rows, first_logit_row, passes as usize));
             first_logit_row += 1 + rows.drafts as usize;
         }
         Ok(outcome)
     }
+}
 
-    fn read_words(&mut self, tensor: Tensor) -> Result<Vec<u32>> {
-        Ok(words(&pollster::block_on(self.backend.read(tensor))?))
+/// The words of one read-back.
+struct Read<'a> {
+    sampled: &'a [u32],
+    verdicts: &'a [u32],
+    drafts: &'a [u32],
+    drafts_max: usize,
+    logprobs: &'a [u32],
+}
+
+impl Read<'_> {
+    fn sequence(&self, index: usize, rows: &SequenceRows, first_logit_row: usize, passes: usize) -> Sampled {
+        let verdict = index * VERDICT_WORDS as usize + VerdictWord::Accepted as usize;
+        let accepted = self.verdicts.get(verdict).copied().unwrap_or(0);
+        let tokens = &self.sampled[first_logit_row..][..1 + rows.drafts as usize];
+        let asked = if rows.logprobs { first_logit_row..first_logit_row + 1 + accepted as usize } else { 0..0 };
+        let drafts = self.drafts.get(index * self.drafts_max..).unwrap_or_default();
+        Sampled {
+            tokens: tokens.to_vec(),
+            accepted,
+            drafts: drafts[..passes.min(drafts.len())].to_vec(),
+            logprobs: asked.map(|row| parse_logprobs(self.logprobs, row)).collect(),
+            not_a_number: tokens[accepted as usize] == NONE,
+        }
     }
 }
 
@@ -163,11 +189,4 @@ fn parse_logprobs(all: &[u32], row: usize) -> Logprobs {
     let (ids, values) = row[1..].split_at(TOP_LOGPROBS as usize);
     let top = ids.iter().zip(values).filter(|(id, _)| **id != NONE);
     Logprobs { sampled: f32::from_bits(row[0]), top: top.map(|(id, v)| (*id, f32::from_bits(*v))).collect() }
-}
-
-fn not_a_number(position: u32) -> Error {
-    Error::failure(
-        format!("the logits for position {position} hold no finite number"),
-        "run deltic compare to find the first op that differs; check the checkpoint with deltic inspect",
-    )
 }

@@ -72,7 +72,7 @@ impl Backend for Recorder {
         unreachable!("loading launches nothing")
     }
 
-    fn read(&mut self, _: Tensor) -> Readback {
+    fn read(&mut self, _: &[Tensor]) -> Readback {
         unreachable!("loading reads nothing back")
     }
 

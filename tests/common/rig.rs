@@ -49,7 +49,7 @@ impl Rig {
     }
 
     pub fn get(&mut self, tensor: Tensor) -> Matrix {
-        let mut readback = self.backend.read(tensor);
+        let mut readback = self.backend.read(&[tensor]);
         let mut context = Context::from_waker(Waker::noop());
         let bytes = loop {
             match readback.as_mut().poll(&mut context) {

@@ -49,6 +49,7 @@ impl<'a> Env<'a> {
             RowSet::Target | RowSet::Upkeep => Header::Rows,
             RowSet::Logits => Header::LogitRows,
             RowSet::Drafts { .. } => Header::DraftRows,
+            RowSet::Resumes => Header::Resumes,
         })
     }
 
@@ -62,6 +63,10 @@ impl<'a> Env<'a> {
         (0..self.live(rows)).map(move |row| match rows {
             RowSet::Target => Place::of_row(step, row, 0),
             RowSet::Upkeep => Place::of_row(step, row, 1),
+            RowSet::Resumes => {
+                let sequence = step.section(Section::Resume)[row] as usize;
+                Place::of_row(step, step.sequence(sequence, SequenceWord::FirstRow) as usize, 0)
+            }
             RowSet::Logits => Place::of_row(step, step.section(Section::LogitRow)[row] as usize, 0),
             RowSet::Drafts { pass, .. } => {
                 let computed = verdict[row * VERDICT_WORDS as usize + VerdictWord::Position as usize];
@@ -69,6 +74,11 @@ impl<'a> Env<'a> {
                 Place { sequence, position: computed + pass - 1 }
             }
         })
+    }
+
+    /// A word of the sequence that a resume row belongs to.
+    pub fn resumed(&self, row: usize, word: SequenceWord) -> usize {
+        self.step.sequence(self.step.section(Section::Resume)[row] as usize, word) as usize
     }
 
     /// The sequence of a logit row and its index among that sequence's rows that sample: 0 for the last committed

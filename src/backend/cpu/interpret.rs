@@ -74,6 +74,7 @@ fn run_op<S: Simd>(simd: S, env: &Env<'_>, op: &Op, written: &mut Written, share
         Op::FoldRecords { .. } => delta::fold_records(simd, env, op, written),
         Op::FoldWindow { .. } => moves::fold_window(env, op, written),
         Op::CopySlots { .. } => moves::copy_slots(env, op, written),
+        Op::StoreRows { .. } => moves::store_rows(env, op, written),
         Op::GatherRows { .. } => moves::gather_rows(env, op, written),
         Op::MtpJoin { .. } => norm::mtp_join(simd, env, op, written, shared),
         Op::CountTokens { .. } => penalize::count_tokens(env, op, written),

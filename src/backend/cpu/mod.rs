@@ -163,8 +163,11 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn read(&mut self, src: Tensor) -> Readback {
-        let bytes = self.buffer(src).memory.elements::<u8>(src.bytes()).to_vec();
+    fn read(&mut self, sources: &[Tensor]) -> Readback {
+        let mut bytes = Vec::with_capacity(sources.iter().map(|source| source.bytes()).sum());
+        for source in sources {
+            bytes.extend_from_slice(self.buffer(*source).memory.elements::<u8>(source.bytes()));
+        }
         Box::pin(std::future::ready(Ok(bytes)))
     }
 

@@ -1,19 +1,24 @@
-//! Ops that only move data: Embed, GatherRows, KvAppend, CopySlots, FoldWindow.
+//! Ops that only move data: Embed, GatherRows, KvAppend, CopySlots, StoreRows, FoldWindow.
 //!
 //! All run on one thread: a step moves a few hundred rows of a few kilobytes.
 
 use super::env::Env;
 use super::memory::{Memory, Written};
 use super::simd::{LANES, Simd};
+use crate::backend::op::CopyList;
 use crate::backend::op::{VERDICT_WORDS, VerdictWord};
-use crate::backend::step::{Header, NONE, SAMPLED, Section};
-use crate::backend::{Op, RowIndex, Tensor, TokenSource};
+use crate::backend::step::{Header, NONE, SAMPLED, Section, SequenceWord};
+use crate::backend::{Op, RowIndex, RowSet, Tensor, TokenSource};
 
 /// `out[r] = table[token[r] - first_token]` for the tokens that this part of the table holds.
 pub fn embed<S: Simd>(simd: S, env: &Env<'_>, op: &Op, written: &mut Written) {
     let Op::Embed { rows, tokens, table, first_token, out } = *op else { unreachable!("dispatched by kind") };
+    let step_row = |row: usize| match rows {
+        RowSet::Resumes => env.resumed(row, SequenceWord::FirstRow),
+        _ => row,
+    };
     let token = |row: usize| match tokens {
-        TokenSource::Step => env.step.section(Section::Token)[row],
+        TokenSource::Step => env.step.section(Section::Token)[step_row(row)],
         TokenSource::Next { sampled } => match env.step.section(Section::NextToken)[row] {
             NONE => NONE,
             word if word & SAMPLED != 0 => env.words(sampled)[(word & !SAMPLED) as usize],
@@ -51,6 +56,13 @@ pub fn gather_rows(env: &Env<'_>, op: &Op, written: &mut Written) {
             let at = VerdictWord::Row as usize;
             (env.step.live(Header::DraftRows), Box::new(move |row| words[row * VERDICT_WORDS as usize + at] as usize))
         }
+        RowIndex::Resumes { slot_rows } => {
+            let source = move |row| {
+                let slot = env.resumed(row, SequenceWord::Slot);
+                slot * slot_rows as usize + env.resumed(row, SequenceWord::Pending)
+            };
+            (env.step.live(Header::Resumes), Box::new(source))
+        }
     };
     let row_bytes = row_bytes(x);
     let source = env.bytes(x);
@@ -85,10 +97,14 @@ pub fn kv_append<S: Simd>(simd: S, env: &Env<'_>, op: &Op, written: &mut Written
 
 /// For each entry of the copy list: a whole slot, or zeros.
 pub fn copy_slots(env: &Env<'_>, op: &Op, written: &mut Written) {
-    let Op::CopySlots { tensor, slot_rows } = *op else { unreachable!("dispatched by kind") };
+    let Op::CopySlots { tensor, slot_rows, list } = *op else { unreachable!("dispatched by kind") };
     let slot_bytes = slot_rows as usize * row_bytes(tensor);
     let bytes = written.memory(tensor).elements_mut::<u8>(tensor.bytes());
-    let entries = env.step.section(Section::Copy).chunks_exact(2).take(env.step.live(Header::Copies));
+    let (section, header) = match list {
+        CopyList::Slots => (Section::Copy, Header::Copies),
+        CopyList::Pages => (Section::PageCopy, Header::PageCopies),
+    };
+    let entries = env.step.section(section).chunks_exact(2).take(env.step.live(header));
     for entry in entries {
         let to = entry[1] as usize * slot_bytes;
         match entry[0] {
@@ -98,6 +114,23 @@ pub fn copy_slots(env: &Env<'_>, op: &Op, written: &mut Written) {
                 bytes.copy_within(from..from + slot_bytes, to);
             }
         }
+    }
+}
+
+/// Per sequence: its last committed row and its draft rows become the first rows of its slot's window.
+pub fn store_rows(env: &Env<'_>, op: &Op, written: &mut Written) {
+    let Op::StoreRows { x, window, slot_rows } = *op else { unreachable!("dispatched by kind") };
+    let row_bytes = row_bytes(x);
+    let source = env.bytes(x);
+    let target = written.memory(window).elements_mut::<u8>(window.bytes());
+    for sequence in 0..env.step.live(Header::Sequences) {
+        let word = |word| env.step.sequence(sequence, word) as usize;
+        let first = word(SequenceWord::FirstRow) + word(SequenceWord::Committed) - 1;
+        let rows = 1 + word(SequenceWord::Drafts);
+        assert!(rows <= slot_rows as usize, "{rows} rows for a window of {slot_rows}");
+        let to = word(SequenceWord::Slot) * slot_rows as usize * row_bytes;
+        let from = first * row_bytes;
+        target[to..to + rows * row_bytes].copy_from_slice(&source[from..from + rows * row_bytes]);
     }
 }
 

@@ -27,6 +27,10 @@ pub fn count_tokens(env: &Env<'_>, op: &Op, written: &mut Written) {
             _ => {}
         }
     }
+    let accepted = step.section(Section::Accepted).chunks_exact(2).take(step.live(Header::Accepted));
+    for entry in accepted {
+        words[entry[0] as usize * vocabulary + entry[1] as usize] += 1;
+    }
 }
 
 /// `scores = logits` with bias, penalties and mask.

@@ -55,7 +55,7 @@ impl Bench {
     }
 
     pub fn read(&mut self, tensor: Tensor) -> Vec<u8> {
-        let mut ready = self.backend.read(tensor);
+        let mut ready = self.backend.read(&[tensor]);
         match ready.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(bytes) => bytes.unwrap(),
             Poll::Pending => panic!("the CPU backend reads at once"),

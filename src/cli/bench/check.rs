@@ -8,7 +8,7 @@ use super::super::compare::{plainest, with_context};
 use super::super::eval::{Case, parse_cases, run_case};
 use super::super::files::ModelFiles;
 use super::super::open::{OpenOptions, open_random};
-use super::super::session::{Session, render_chat};
+use super::super::session::{Job, Session, render_chat};
 use super::timing::{Timed, decode_run, prefill_in_steps, prefill_run};
 use super::tokens;
 use crate::backend::capture::read_f32;
@@ -71,7 +71,8 @@ pub fn checkpoint(files: &ModelFiles, args: &BenchArgs, session: &mut Session) -
     }
     let message = json!({"role": "user", "content": QUESTION.0});
     let prompt = render_chat(&template, &session.tokenizer, &[message], &[], Some(false))?;
-    let answer = session.answer(&prompt, &[], &SamplingParams::default(), ANSWER_TOKENS_MAX, &mut |_| Ok(()))?;
+    let job = Job { prompt, tools: Vec::new(), sampling: SamplingParams::default(), max_tokens: ANSWER_TOKENS_MAX };
+    let answer = session.answer(job, &mut |_| Ok(()))?;
     Ok(OutputCheck {
         kind: "question",
         passed: answer.content.contains(QUESTION.1),

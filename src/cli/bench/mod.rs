@@ -12,12 +12,14 @@ use std::process::ExitCode;
 use super::args::{BenchArgs, BenchKind, ModelArgs};
 use super::files::ModelFiles;
 use super::open::{OpenOptions, open_random};
-use super::session::Session;
+use super::session::{Session, SessionOptions};
 use super::{print, print_json};
 use crate::backend::step::CHUNK_ROWS;
 use crate::base::rng::threefry;
 use crate::base::{Error, ModelConfig, Result};
-use crate::runner::{Runner, single};
+use crate::engine::DepthOptions;
+use crate::runner::Runner;
+use crate::runner::engine::EngineOptions;
 use report::{Bench, Row};
 use timing::Timed;
 
@@ -87,7 +89,9 @@ impl Subject {
         let spec = args.backend.spec();
         let Some(shape) = &args.shape else {
             let files = ModelFiles::open(args.model.model.as_deref())?;
-            let session = Session::open(&files, &args.model, &spec, true)?;
+            let engine = EngineOptions { depth: DepthOptions::fixed(0), draft_noise: 0.0, prefill_alone: false };
+            let options = SessionOptions { engine, streams: 1, quiet: true };
+            let session = Session::open(&files, &args.model, &spec, options)?;
             return Ok(Subject::Checkpoint { files, session: Box::new(session) });
         };
         let mut config = ModelConfig::named(shape)?;
@@ -103,7 +107,7 @@ impl Subject {
     fn runner(&mut self) -> &mut Runner {
         match self {
             Subject::Random { runner, .. } => runner,
-            Subject::Checkpoint { session, .. } => &mut session.runner,
+            Subject::Checkpoint { session, .. } => session.engine.runner(),
         }
     }
 

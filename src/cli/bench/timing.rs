@@ -93,7 +93,7 @@ pub fn prefill_in_steps(runner: &mut Runner, prompt: &[u32], step_rows: usize) -
     for (start, end) in chunks(prompt.len(), step_rows) {
         let operations = if start == 0 { single::reset() } else { SlotOperations::default() };
         let rows = single::rows(runner, prompt, start, end);
-        chosen = runner.run(&[rows], &operations, 0)?.choices.pop();
+        chosen = runner.run(&[rows], &operations, 0)?.sampled.pop();
     }
     Ok(chosen.expect("the last step of a prompt samples").tokens[0])
 }
@@ -107,7 +107,7 @@ pub fn decode_run(runner: &mut Runner, prompt: &[u32], first: u32, count: u32) -
     for _ in 0..count {
         let rows = single::rows(runner, &tokens, tokens.len() - 1, tokens.len());
         let outcome = runner.run(&[rows], &SlotOperations::default(), 0)?;
-        tokens.push(outcome.choices[0].tokens[0]);
+        tokens.push(outcome.sampled[0].tokens[0]);
     }
     Ok((started.elapsed().as_secs_f64(), tokens.split_off(prompt.len())))
 }
