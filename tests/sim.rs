@@ -59,7 +59,7 @@ fn seeded_runs_equal_the_reference() {
     if only.is_none() && count >= 1000 {
         let Stats { preemptions, checkpoint_starts, resumes, folds, cancelled, refused, broken, sat_out, .. } = all;
         let met = [preemptions, checkpoint_starts, resumes, folds, cancelled, refused, broken, sat_out];
-        assert!(met.iter().all(|count| *count > 100), "the runs do not meet everything: {all:?}");
+        assert!(met.iter().all(|met| *met > count / 60), "the runs do not meet everything: {all:?}");
         assert!(all.accepted * 10 > all.drafted && all.accepted < all.drafted);
     }
 }
