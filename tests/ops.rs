@@ -34,6 +34,7 @@ mod ops {
     pub mod qk_norm_rope;
     pub mod rms_norm;
     pub mod sample;
+    pub mod store_rows;
     pub mod top_logprobs;
 }
 
@@ -45,7 +46,7 @@ use common::tolerance::Ledger;
 use libtest_mimic::{Arguments, Trial};
 
 /// The op files, in the order of `enum Op`; then the properties.
-const FILES: [fn(&mut Suite); 26] = [
+const FILES: [fn(&mut Suite); 27] = [
     ops::embed::add,
     ops::rms_norm::add,
     ops::matmul::add,
@@ -62,6 +63,7 @@ const FILES: [fn(&mut Suite); 26] = [
     ops::fold_records::add,
     ops::fold_window::add,
     ops::copy_slots::add,
+    ops::store_rows::add,
     ops::gather_rows::add,
     ops::mtp_join::add,
     ops::count_tokens::add,

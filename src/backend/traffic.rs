@@ -6,7 +6,7 @@
 //! Not counted: what an op reads again because it did not fit a cache, padding rows, and the step inputs.
 
 use super::capture::live_rows;
-use super::op::{Access, DeltaShape, Op, RowIndex, RowSet};
+use super::op::{Access, CopyList, DeltaShape, Op, RowIndex, RowSet};
 use super::step::{Header, Section, SequenceWord, StepView};
 use super::{Operand, Tensor};
 
@@ -29,6 +29,7 @@ pub fn traffic(op: &Op, step: &StepView<'_>) -> Traffic {
             let rows = match index {
                 RowIndex::Logits => rows,
                 RowIndex::Verdict { .. } => step.live(Header::DraftRows) as u64,
+                RowIndex::Resumes { .. } => step.live(Header::Resumes) as u64,
             };
             2 * rows * row_bytes(x)
         }
@@ -52,8 +53,13 @@ pub fn traffic(op: &Op, step: &StepView<'_>) -> Traffic {
         Op::FoldWindow { window, keep, .. } => {
             2 * step.live(Header::Folds) as u64 * u64::from(keep) * row_bytes(window)
         }
-        Op::CopySlots { tensor, slot_rows } => {
-            2 * step.live(Header::Copies) as u64 * u64::from(slot_rows) * row_bytes(tensor)
+        Op::CopySlots { tensor, slot_rows, list } => {
+            let header = if list == CopyList::Slots { Header::Copies } else { Header::PageCopies };
+            2 * step.live(header) as u64 * u64::from(slot_rows) * row_bytes(tensor)
+        }
+        Op::StoreRows { x, .. } => {
+            let rows = |index: usize| 1 + u64::from(step.sequence(index, SequenceWord::Drafts));
+            2 * sequences(step).map(rows).sum::<u64>() * row_bytes(x)
         }
         Op::CountTokens { .. } => 8 * rows,
         Op::TopLogprobs { logits, .. } if asks_for_logprobs(step) => rows * row_bytes(logits),
@@ -142,7 +148,7 @@ fn record_rows(step: &StepView<'_>) -> u64 {
 /// Cache entries that the rows of a row set look at, those of one sequence counted once.
 fn cache_entries(step: &StepView<'_>, rows: RowSet, first_entry: u32) -> u64 {
     let later = match rows {
-        RowSet::Target | RowSet::Logits => 0,
+        RowSet::Target | RowSet::Logits | RowSet::Resumes => 0,
         RowSet::Upkeep => 1,
         RowSet::Drafts { pass, .. } => pass,
     };

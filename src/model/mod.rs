@@ -74,7 +74,7 @@ impl Model {
             rows: options.rows_max,
             sequences: options.sequences_max,
             logit_rows: LOGIT_ROWS_MAX.min(options.rows_max),
-            pages: options.pages.saturating_mul(2).max(64),
+            pages: options.sequences_max * options.pages_per_sequence(options.context_max),
             biases: 1024,
             slot_operations: 2 * options.slots,
         };

@@ -59,7 +59,7 @@ pub fn compare_steps(
     }
     // The prompt's first tokens again, as if a user had spoken: a chunk that follows a decode.
     pair.tokens.extend_from_slice(&prompt[..prompt.len().min(3)]);
-    let flush = SlotOperations { folds: vec![(0, pair.parity, pair.pending)], copies: Vec::new() };
+    let flush = SlotOperations { folds: vec![(0, pair.parity, pair.pending)], ..Default::default() };
     pair.pending = 0;
     let rows = pair.tokens.len() - pair.computed;
     pair.step("chunk after decode", rows, &[], 0, &flush)?;

@@ -4,7 +4,7 @@
 use deltic::backend::{DeltaShape, RowSet, Tensor};
 use deltic::base::DType;
 
-use super::matrix::Matrix;
+use super::matrix::{Matrix, POISON};
 use super::rig::Rig;
 use super::step::{Sequence, Step};
 
@@ -20,9 +20,10 @@ pub enum Rows {
     Upkeep,
     Logits,
     Drafts { pass: u32 },
+    Resumes,
 }
 
-pub const ROW_SETS: [Rows; 4] = [Rows::Target, Rows::Upkeep, Rows::Logits, Rows::Drafts { pass: 2 }];
+pub const ROW_SETS: [Rows; 5] = [Rows::Target, Rows::Upkeep, Rows::Logits, Rows::Drafts { pass: 2 }, Rows::Resumes];
 
 impl Rows {
     pub fn name(self) -> &'static str {
@@ -31,6 +32,7 @@ impl Rows {
             Rows::Upkeep => "upkeep",
             Rows::Logits => "logits",
             Rows::Drafts { .. } => "drafts",
+            Rows::Resumes => "resumes",
         }
     }
 
@@ -50,6 +52,15 @@ impl Rows {
                 sequences.extend((0..live).map(|at| Sequence::sampling(at as u32 + 1, 1, 1)));
                 sequences
             }
+            Rows::Resumes => {
+                let mut sequences = vec![Sequence::new(0, 4, 0)];
+                sequences.extend((0..live).map(|at| {
+                    let mut sequence = Sequence::sampling(at as u32 + 1, 1, 1);
+                    (sequence.resume, sequence.tokens) = (true, vec![at as u32, POISON]);
+                    sequence
+                }));
+                sequences
+            }
         };
         Step::new(sequences)
     }
@@ -61,6 +72,7 @@ impl Rows {
             Rows::Upkeep => RowSet::Upkeep,
             Rows::Logits => RowSet::Logits,
             Rows::Drafts { pass } => RowSet::Drafts { pass, verdict: rig.put("verdict", verdict) },
+            Rows::Resumes => RowSet::Resumes,
         }
     }
 
@@ -99,6 +111,9 @@ pub fn entries(rows: Rows, context: u32) -> Entries {
     let begun = Sequence::sampling(2, 1, 0);
     let mut prefill = Sequence::new(3, 2, 0);
     prefill.position = context / 3;
+    if rows == Rows::Resumes {
+        (decode.resume, prefill.resume) = (true, true);
+    }
     let step = Step::new(vec![prefill, chunk, decode, begun]);
     let next_positions = [context / 2 + 5, context + 2, 1];
     let mut verdict = Matrix::blank(DType::U32, bucket(next_positions.len()), 4);
@@ -110,13 +125,15 @@ pub fn entries(rows: Rows, context: u32) -> Entries {
         Rows::Target => places.collect(),
         Rows::Upkeep => places.map(|(sequence, position)| (sequence, position + 1)).collect(),
         Rows::Drafts { pass } => (0..3).map(|row| (row + 1, next_positions[row] + pass - 1)).collect(),
+        Rows::Resumes => vec![(0, context / 3), (2, context)],
         Rows::Logits => panic!("rows for the head have no entries"),
     };
     Entries { step, verdict, rows }
 }
 
 /// The row sets that have entries in a cache.
-pub const ENTRY_SETS: [Rows; 4] = [Rows::Target, Rows::Upkeep, Rows::Drafts { pass: 1 }, Rows::Drafts { pass: 3 }];
+pub const ENTRY_SETS: [Rows; 5] =
+    [Rows::Target, Rows::Upkeep, Rows::Drafts { pass: 1 }, Rows::Drafts { pass: 3 }, Rows::Resumes];
 
 impl Rows {
     /// A name that tells draft passes apart.

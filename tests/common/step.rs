@@ -59,6 +59,11 @@ pub struct Sequence {
     pub mask_rows: Vec<u32>,
     /// Rows of its chunks, where they shall not be cut at multiples of 64 positions.
     pub cuts: Option<Vec<u32>>,
+    /// Whether the draft head's entry at its first position is made anew.
+    pub resume: bool,
+    /// Drafts accepted in its last step, for the penalties.
+    pub accepted: Vec<u32>,
+    pub logprobs: bool,
 }
 
 impl Sequence {
@@ -80,6 +85,9 @@ impl Sequence {
             counts: Vec::new(),
             mask_rows: Vec::new(),
             cuts: None,
+            resume: false,
+            accepted: Vec::new(),
+            logprobs: true,
         }
     }
 
@@ -124,6 +132,8 @@ pub struct Step {
     pub copies: Vec<(u32, u32)>,
     /// (slot, parity, pending)
     pub folds: Vec<(u32, u32, u32)>,
+    /// (source page, destination page)
+    pub page_copies: Vec<(u32, u32)>,
 }
 
 impl Step {
@@ -146,6 +156,16 @@ impl Step {
 
     pub fn draft_rows(&self) -> usize {
         self.sequences.iter().filter(|sequence| sequence.samples).count()
+    }
+
+    /// Sequences that resume.
+    pub fn resumed(&self) -> Vec<usize> {
+        (0..self.sequences.len()).filter(|index| self.sequences[*index].resume).collect()
+    }
+
+    /// (slot, token) of every accepted draft.
+    pub fn accepted(&self) -> Vec<(u32, u32)> {
+        self.sequences.iter().flat_map(|s| s.accepted.iter().map(|token| (s.slot, *token))).collect()
     }
 
     /// First row of a sequence.
@@ -209,7 +229,7 @@ impl Step {
             logit_rows: self.logit_rows() as u32 + 2,
             pages: pages as u32 + 3,
             biases: biases as u32 + 1,
-            slot_operations: self.copies.len().max(self.folds.len()) as u32 + 1,
+            slot_operations: self.copies.len().max(self.folds.len()).max(self.page_copies.len()) as u32 + 1,
         }
     }
 
@@ -228,6 +248,9 @@ impl Step {
         fill.list(Section::Chunk, chunk_words.map(|word| word as u32));
         fill.list(Section::Copy, self.copies.iter().flat_map(|(source, slot)| [*source, *slot]));
         fill.list(Section::Fold, self.folds.iter().flat_map(|(slot, parity, pending)| [*slot, *parity, *pending]));
+        fill.list(Section::PageCopy, self.page_copies.iter().flat_map(|(source, page)| [*source, *page]));
+        fill.list(Section::Resume, self.resumed().into_iter().map(|index| index as u32));
+        fill.list(Section::Accepted, self.accepted().into_iter().flat_map(|(slot, token)| [slot, token]));
         fill.words
     }
 
@@ -243,6 +266,9 @@ impl Step {
             (Header::Chunks, chunks.len()),
             (Header::Copies, self.copies.len()),
             (Header::Folds, self.folds.len()),
+            (Header::PageCopies, self.page_copies.len()),
+            (Header::Resumes, self.resumed().len()),
+            (Header::Accepted, self.accepted().len()),
         ] {
             fill.words[header as usize] = count as u32;
         }
@@ -303,6 +329,7 @@ impl Step {
                 (SequenceWord::FrequencyPenalty, sampling.frequency.to_bits()),
                 (SequenceWord::FirstBias, biases),
                 (SequenceWord::Biases, sequence.biases.len() as u32),
+                (SequenceWord::Logprobs, u32::from(sequence.logprobs)),
             ] {
                 fill.set(Section::Sequences, index as u32 * SEQUENCE_WORDS + word as u32, value);
             }

@@ -37,6 +37,7 @@ fn mixed() -> Step {
     recomputed.counts = vec![Prompt, Prompt, Output, Output, Output, Nothing];
     let mut decode = Sequence::sampling(4, 1, 3);
     (decode.tokens, decode.counts) = (vec![9, 9, 9, 8], vec![Output, Nothing, Nothing, Nothing]);
+    decode.accepted = vec![4, 9, 4];
     let idle = Sequence::sampling(1, 1, 0);
     Step::new(vec![prompt, recomputed, decode, idle])
 }
@@ -59,6 +60,9 @@ fn run(rig: &mut Rig, step: &Step, vocabulary: usize) {
                 CountAs::Output => *word += 1,
             }
         }
+    }
+    for (slot, token) in step.accepted() {
+        wanted.bits[slot as usize * vocabulary + token as usize] += 1;
     }
     let counts = rig.put("counts", &before);
     let inputs = rig.step(step);

@@ -25,6 +25,7 @@ pub fn add(suite: &mut Suite) {
     suite.add("embed", "parts_of_the_table", parts);
     suite.add("embed", "next_tokens_known_and_sampled", next_tokens);
     suite.add("embed", "drafts_of_earlier_passes", drafts);
+    suite.add("embed", "resumed_sequences", resumed);
 }
 
 /// The rows of `table` for these tokens, the rows of `before` for tokens that it does not hold.
@@ -78,6 +79,22 @@ fn row_set(rig: &mut Rig, rows: Rows) {
     rig.run(step, &[Op::Embed { rows: set, tokens: source, table, first_token: 0, out }]);
     let found = rig.get(out).rows(0..live);
     rig.same("out", &found, &expected(&tokens, &values, 0, &before.rows(0..live)));
+}
+
+/// The token of the first row of each sequence that resumes, drafts and other sequences passed over.
+fn resumed(rig: &mut Rig) {
+    let mut verified = Sequence::sampling(1, 1, 2);
+    (verified.tokens, verified.resume) = (vec![7, 3, 4], true);
+    let mut chunk = Sequence::new(2, 3, 0);
+    (chunk.tokens, chunk.resume) = (vec![2, 5, 6], true);
+    let step = Step::new(vec![Sequence::new(0, 5, 0), verified, Sequence::sampling(3, 1, 0), chunk]);
+    let values = Matrix::random(DType::F32, 9, 24, 2);
+    let table = rig.put("table", &values);
+    let out = rig.blank("out", DType::F32, bucket(2), 24);
+    let inputs = rig.step(&step);
+    rig.run(inputs, &[Op::Embed { rows: RowSet::Resumes, tokens: TokenSource::Step, table, first_token: 0, out }]);
+    let found = rig.get(out).rows(0..2);
+    rig.same("out", &found, &values.gather([7, 2]));
 }
 
 /// Three parts one after the other give what the whole table gives; each leaves the rows of the others alone, and

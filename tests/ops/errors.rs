@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use deltic::backend::check::{OPERANDS_MAX, Rule};
+use deltic::backend::op::CopyList;
 use deltic::backend::{AttentionShape, BufferId, DeltaShape, Op, OpError, RowIndex, RowSet, Tensor, TokenSource};
 use deltic::base::DType;
 use libtest_mimic::Trial;
@@ -225,7 +226,18 @@ fn fold_window(e: &Edit) -> Op {
 }
 
 fn copy_slots(e: &Edit) -> Op {
-    Op::CopySlots { tensor: e.tensor("tensor", U32, 15, 2), slot_rows: e.count("slot_rows", 5) }
+    let tensor = e.tensor("tensor", U32, 15, 2);
+    Op::CopySlots { tensor, slot_rows: e.count("slot_rows", 5), list: CopyList::Slots }
+}
+
+fn store_rows(e: &Edit) -> Op {
+    let (x, window) = (e.tensor("x", BF16, 7, 6), e.tensor("window", BF16, 15, 6));
+    Op::StoreRows { x, window, slot_rows: e.count("slot_rows", 5) }
+}
+
+fn gather_resumes(e: &Edit) -> Op {
+    let index = RowIndex::Resumes { slot_rows: 5 };
+    Op::GatherRows { index, x: e.tensor("x", BF16, 15, 6), out: e.tensor("out", BF16, 4, 6) }
 }
 
 fn gather_rows(e: &Edit) -> Op {
@@ -287,7 +299,7 @@ fn accept(e: &Edit) -> Op {
     Op::Accept { sampled: e.tensor("sampled", U32, 1, 6), verdict: e.tensor("verdict", U32, 4, 4) }
 }
 
-const BUILDS: [Build; 25] = [
+const BUILDS: [Build; 27] = [
     embed,
     embed_drafts,
     rms_norm,
@@ -305,6 +317,8 @@ const BUILDS: [Build; 25] = [
     fold_records,
     fold_window,
     copy_slots,
+    store_rows,
+    gather_resumes,
     gather_rows,
     mtp_join,
     count_tokens,
@@ -574,6 +588,10 @@ fn slot_and_head_failures() -> Vec<Failure> {
         elsewhere(fold_window, "slot_rows", Change::Number(0.0), "window", Rule::RowsMultipleOf { found: 15, unit: 0 }),
         multiple(copy_slots, "tensor", 14, 5),
         multiple(copy_slots, "tensor", 0, 5),
+        dtype(store_rows, "x", U32, ACT),
+        dtype(store_rows, "window", F32, ONLY_BF16),
+        multiple(store_rows, "window", 16, 5),
+        multiple(gather_resumes, "x", 16, 5),
         dtype(gather_rows, "x", U32, ACT),
         dtype(gather_rows, "out", F32, ONLY_BF16),
         cols(gather_rows, "out", 5, 6),

@@ -16,6 +16,7 @@ pub fn add(suite: &mut Suite) {
         for (name, cols) in WIDTHS {
             suite.add("gather_rows", format!("logits_{name}_{dtype}"), move |rig| logits(rig, dtype, cols));
             suite.add("gather_rows", format!("verdict_{name}_{dtype}"), move |rig| verdict(rig, dtype, cols));
+            suite.add("gather_rows", format!("resumes_{name}_{dtype}"), move |rig| resumes(rig, dtype, cols));
         }
     }
 }
@@ -34,6 +35,24 @@ fn logits(rig: &mut Rig, dtype: DType, cols: usize) {
     let out = rig.blank("out", dtype, bucket(indices.len()), cols);
     let inputs = rig.step(&step);
     rig.run(inputs, &[Op::GatherRows { index: RowIndex::Logits, x, out }]);
+    let found = rig.get(out).rows(0..indices.len());
+    rig.same("out", &found, &x_values.gather(indices));
+}
+
+/// Row `pending` of the slot of each sequence that resumes.
+fn resumes(rig: &mut Rig, dtype: DType, cols: usize) {
+    const SLOT_ROWS: u32 = 4;
+    let mut first = Sequence::sampling(2, 1, 2);
+    (first.resume, first.pending) = (true, 3);
+    let mut second = Sequence::new(0, 6, 0);
+    second.resume = true;
+    let step = Step::new(vec![Sequence::sampling(1, 1, 0), first, second]);
+    let indices = [2 * SLOT_ROWS as usize + 3, 0];
+    let x_values = Matrix::random(dtype, 3 * SLOT_ROWS as usize, cols, 3);
+    let x = rig.put("x", &x_values);
+    let out = rig.blank("out", dtype, bucket(indices.len()), cols);
+    let inputs = rig.step(&step);
+    rig.run(inputs, &[Op::GatherRows { index: RowIndex::Resumes { slot_rows: SLOT_ROWS }, x, out }]);
     let found = rig.get(out).rows(0..indices.len());
     rig.same("out", &found, &x_values.gather(indices));
 }

@@ -33,6 +33,19 @@ pub fn add(suite: &mut Suite) {
     suite.add("top_logprobs", "large_logits", |rig| {
         run(rig, Matrix::from_fn(DType::F32, 2, 40, |_, col| 1000.0 + col as f32), 40, None);
     });
+    suite.add("top_logprobs", "only_for_those_who_ask", |rig| {
+        let mut step = Rows::Logits.step(4);
+        step.sequences.last_mut().expect("four rows").logprobs = false;
+        let inputs = rig.step(&step);
+        let sampled = rig.put("sampled", &Matrix::words(1, 4, |_, _| 0));
+        let logits = rig.put("logits", &Matrix::random(DType::F32, 4, 40, 5));
+        let before = Matrix::blank(DType::U32, 4, LOGPROB_WORDS as usize);
+        let out = rig.put("out", &before);
+        rig.run(inputs, &[Op::TopLogprobs { logits, sampled, out, vocab_live: 40 }]);
+        let found = rig.get(out);
+        rig.same("the row that did not ask", &found.rows(3..4), &before.rows(3..4));
+        assert_ne!(found.rows(2..3).bits, before.rows(2..3).bits, "a row that asked");
+    });
     suite.add("top_logprobs", "beside_a_row_without_a_token", |rig| {
         let mut logits = Matrix::random(DType::F32, 3, 50, 3);
         logits.set(1, 4, f32::NAN);

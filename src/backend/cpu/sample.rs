@@ -192,14 +192,18 @@ fn argmax_row(row: &[f32]) -> u32 {
     row.iter().position(|value| *value == max).unwrap_or(0) as u32
 }
 
-/// Log-probabilities of the raw distribution: the sampled token's, then the highest with their ids.
+/// For the sequences that ask: log-probabilities of the raw distribution, the sampled token's, then the highest with
+/// their ids.
 pub fn top_logprobs(env: &Env<'_>, op: &Op, written: &mut Written) {
     let Op::TopLogprobs { logits, sampled, out, vocab_live } = *op else { unreachable!("dispatched by kind") };
     let live = env.step.live(Header::LogitRows);
     let source = env.view(logits).f32();
     let sampled = env.words(sampled);
     let out = Block::new(written.words(out), LOGPROB_WORDS as usize).split_rows(live).0;
-    env.team.each(16 * live * vocab_live as usize, out.row_blocks(1).enumerate(), |(row, mut out), _| {
+    let asks = |row: usize| env.step.sequence(env.sampling_row(row).sequence, SequenceWord::Logprobs) != 0;
+    let rows = out.row_blocks(1).enumerate().filter(|(row, _)| asks(*row));
+    let asking = (0..live).filter(|row| asks(*row)).count();
+    env.team.each(16 * asking * vocab_live as usize, rows, |(row, mut out), _| {
         let logits = &source[row * logits.cols as usize..][..vocab_live as usize];
         report(logits, sampled[row], out.row_mut(0));
     });

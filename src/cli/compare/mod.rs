@@ -30,7 +30,8 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode> {
     let tokenizer = files.tokenizer()?;
     let prompt = tokenizer.encode_text(&args.prompt);
     let model_args = with_context(&args.model, prompt.len() as u32 + 2 * TOKENS_AHEAD);
-    let options = OpenOptions { drafts_max: DRAFTS, vocab_live: Some(tokenizer.vocab_live() as u32), quiet: args.json };
+    let vocab_live = Some(tokenizer.vocab_live() as u32);
+    let options = OpenOptions { drafts_max: DRAFTS, vocab_live, quiet: args.json, ..Default::default() };
     let mut a = open(&files, &model_args, &args.a, options)?;
     let mut b = open(&files, &model_args, &spec_b, OpenOptions { quiet: true, ..options })?;
 

@@ -25,7 +25,7 @@ pub fn run(args: &CompareArgs, files: &ModelFiles, path: &Path) -> Result<ExitCo
         chunk_rows: Some(rows),
         ..with_context(&args.model, reference.context_tokens() + reference.drafts())
     };
-    let options = OpenOptions { drafts_max: reference.drafts(), vocab_live: None, quiet: args.json };
+    let options = OpenOptions { drafts_max: reference.drafts(), quiet: args.json, ..Default::default() };
     let mut runner = open(files, &model_args, &args.a, options)?;
     let report = compare_reference(&mut runner, &reference).map_err(|error| error.within(&name))?;
 
