@@ -130,7 +130,7 @@ impl Group<'_> {
             let block_end = (at / BLOCK_ENTRIES + 1) * BLOCK_ENTRIES;
             let count = block_end.min(end) - at;
             self.cache.gather(simd, sequence, at..at + count, self.kv_head, [&mut *keys, &mut *values], stride);
-            tiles(simd, (&*q, queries, stride), (&*keys, count, stride), scores, BLOCK_ENTRIES);
+            tiles(simd, (&*q, queries, stride), (&*keys, count, stride), (&mut *scores, BLOCK_ENTRIES), &mut []);
             for query in 0..queries {
                 let position = self.places[query / per_row].position as usize;
                 let own = (position + 1).saturating_sub(at).min(count);

@@ -120,7 +120,7 @@ const EXP_ARGUMENT_MAX: f32 = 88.3;
 /// Adding it leaves the nearest integer in the low bits.
 const ROUNDING_BIAS: f32 = 12_582_912.0;
 /// ln 2 in two parts; the first has few enough bits that a product with an exponent is exact.
-const LN_2_HIGH: f32 = 0.693_359_375;
+const LN_2_HIGH: f32 = 355.0 / 512.0;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 
 /// e^x: x = n ln 2 + r with |r| <= ln 2 / 2, and the Taylor polynomial of degree 7 for e^r (truncation 5e-9).

@@ -8,6 +8,8 @@
 //! registers, several weight rows in flight; bandwidth bound. More rows: a block is widened once to f32 scratch that fits
 //! the second-level cache and meets all rows in register tiles; arithmetic bound from about a dozen rows on.
 
+use std::ops::Range;
+
 use super::env::Env;
 use super::lanes::{self, Element, load_part};
 use super::memory::{FloatBlock, Floats, Memory, View, Written};
@@ -21,6 +23,9 @@ const STREAM_TASK_BYTES: usize = 128 << 10;
 const WIDE_BLOCK_FLOATS: usize = 64 << 10;
 /// Up to here the weights are widened in registers, once per three rows, rather than to scratch.
 const DIRECT_ROWS_MAX: usize = 6;
+/// Elements of k that meet in the first-level cache: three rows of x and two weight rows take 20 KiB of 32.
+const PANEL: usize = 1024;
+const STRIP_ROWS_MAX: usize = 4;
 /// Columns of a block where rows share it: enough tasks for the threads, sums small enough to stay in cache.
 const BLOCK_COLS_MAX: usize = 64;
 
@@ -124,10 +129,11 @@ fn block<S: Simd>(
     let sums_len = rows.live * sum_stride;
     let wide_len = if rows.live <= DIRECT_ROWS_MAX { 0 } else { cols * rows.stride };
     let up_len = if up.is_some() { sums_len } else { 0 };
-    let [wide, sums, up_sums] = scratch.floats.parts([wide_len, sums_len, up_len]);
-    products(simd, rows, weight, first, cols, wide, sums);
+    let partial_len = if wide_len > 0 { partial_floats(cols, rows.stride) } else { 0 };
+    let [wide, partial, sums, up_sums] = scratch.floats.parts([wide_len, partial_len, sums_len, up_len]);
+    products(simd, rows, weight, first..first + cols, [&mut *wide, &mut *partial], sums);
     if let Some(up) = up {
-        products(simd, rows, up, first, cols, wide, up_sums);
+        products(simd, rows, up, first..first + cols, [wide, partial], up_sums);
     }
     for row in 0..rows.live {
         let sums = &mut sums[row * sum_stride..][..sum_stride];
@@ -145,45 +151,45 @@ fn block<S: Simd>(
     }
 }
 
-/// Sums of all rows with weight rows `first .. first + cols`, to `[live, cols padded]`.
+/// Sums of all rows with the weight rows `cols`, to `[live, cols padded]`.
 #[inline(always)]
 fn products<S: Simd>(
     simd: S,
     rows: &Rows<'_>,
     weight: View<'_>,
-    first: usize,
-    cols: usize,
-    wide: &mut [f32],
+    cols: Range<usize>,
+    [wide, partial]: [&mut [f32]; 2],
     sums: &mut [f32],
 ) {
+    let (first, cols) = (cols.start, cols.len());
     let x = (rows.x, rows.live, rows.stride);
     let sum_stride = cols.next_multiple_of(LANES);
     if rows.live <= DIRECT_ROWS_MAX {
         let range = first * rows.k..(first + cols) * rows.k;
         match weight.data {
-            Floats::F32(data) => tiles(simd, x, (&data[range], cols, rows.k), sums, sum_stride),
-            Floats::Bf16(data) => tiles(simd, x, (&data[range], cols, rows.k), sums, sum_stride),
+            Floats::F32(data) => tiles(simd, x, (&data[range], cols, rows.k), (sums, sum_stride), &mut []),
+            Floats::Bf16(data) => tiles(simd, x, (&data[range], cols, rows.k), (sums, sum_stride), &mut []),
         }
         return;
     }
     for (col, to) in wide.chunks_exact_mut(rows.stride).enumerate() {
         weight.read(simd, first + col, 0, rows.k, to);
     }
-    tiles(simd, x, (&*wide, cols, rows.stride), sums, sum_stride);
+    tiles(simd, x, (&*wide, cols, rows.stride), (sums, sum_stride), partial);
 }
 
-/// N consecutive rows of `stride` elements as the same number of whole vectors.
+/// The first `vectors` whole vectors of N rows that begin `stride` elements apart.
 #[inline(always)]
 fn parts<E, const N: usize>(rows: &[E], stride: usize, vectors: usize) -> [&[[E; LANES]]; N] {
     let mut parts: [&[[E; LANES]]; N] = [&[]; N];
     for (row, part) in parts.iter_mut().enumerate() {
-        *part = &rows[row * stride..][..stride].as_chunks::<LANES>().0[..vectors];
+        *part = rows[row * stride..][..vectors * LANES].as_chunks::<LANES>().0;
     }
     parts
 }
 
 /// `out[i, j] = x[i] . y[j]`. x: (floats, rows, stride), rows padded. y: (elements, rows, length of a row), rows not
-/// padded. out has rows of `out_stride`.
+/// padded. out has rows of `out_stride`. `partial` is scratch for long rows, [`partial_floats`] of it, or empty.
 ///
 /// Register tiles of 3 x 2 sums where six accumulators of sixteen lanes fit, 4 x 4 where sixteen do, 1 x 4 for one row;
 /// smaller at the edges, with the same sums.
@@ -192,8 +198,8 @@ pub fn tiles<S: Simd, E: Element>(
     simd: S,
     (x, rows, stride): (&[f32], usize, usize),
     y: (&[E], usize, usize),
-    out: &mut [f32],
-    out_stride: usize,
+    (out, out_stride): (&mut [f32], usize),
+    partial: &mut [f32],
 ) {
     let tile_rows = if S::ACCUMULATORS >= 16 { 4 } else { 3.min(S::ACCUMULATORS) };
     let mut row = 0;
@@ -201,58 +207,76 @@ pub fn tiles<S: Simd, E: Element>(
         let left = rows - row;
         // 2 + 2 rows share loads better than 3 + 1.
         let height = if left == tile_rows + 1 && left > 2 { left / 2 } else { tile_rows.min(left) };
-        let x = &x[row * stride..][..height * stride];
-        let out = &mut out[row * out_stride..];
+        let x = (&x[row * stride..][..height * stride], stride);
+        let out = (&mut out[row * out_stride..], out_stride);
         match height {
-            4 => strip::<S, E, 4>(simd, x, stride, y, out, out_stride),
-            3 => strip::<S, E, 3>(simd, x, stride, y, out, out_stride),
-            2 => strip::<S, E, 2>(simd, x, stride, y, out, out_stride),
-            _ => strip::<S, E, 1>(simd, x, stride, y, out, out_stride),
+            4 => strip::<S, E, 4>(simd, x, y, out, partial),
+            3 => strip::<S, E, 3>(simd, x, y, out, partial),
+            2 => strip::<S, E, 2>(simd, x, y, out, partial),
+            _ => strip::<S, E, 1>(simd, x, y, out, partial),
         }
         row += height;
     }
 }
 
-/// R rows of x against all of y.
+/// Scratch that [`tiles`] takes to go through long rows in panels.
+fn partial_floats(cols: usize, length: usize) -> usize {
+    if length > PANEL { STRIP_ROWS_MAX * cols * LANES } else { 0 }
+}
+
+/// R rows of x against all of y, a panel of k at a time: all columns meet the panel of x while it is in the first-level
+/// cache. Between panels the lanes wait in `partial`, so that every sum goes on where it stopped.
 #[inline(always)]
 fn strip<S: Simd, E: Element, const R: usize>(
     simd: S,
-    x: &[f32],
-    stride: usize,
+    (x, stride): (&[f32], usize),
     (y, cols, length): (&[E], usize, usize),
-    out: &mut [f32],
-    out_stride: usize,
+    (out, out_stride): (&mut [f32], usize),
+    partial: &mut [f32],
 ) {
-    let mut col = 0;
-    while col < cols {
-        let y = &y[col * length..];
-        let to = &mut out[col..];
-        let left = cols - col;
-        if (R == 1 || S::ACCUMULATORS >= 16) && left >= 4 {
-            tile::<S, E, R, 4>(simd, (x, stride), (y, length), to, out_stride);
-            col += 4;
-        } else if left >= 2 {
-            tile::<S, E, R, 2>(simd, (x, stride), (y, length), to, out_stride);
-            col += 2;
-        } else {
-            tile::<S, E, R, 1>(simd, (x, stride), (y, length), to, out_stride);
-            col += 1;
+    let panel = if partial.is_empty() { length } else { PANEL };
+    for start in (0..length).step_by(panel) {
+        let range = start..length.min(start + panel);
+        let mut col = 0;
+        while col < cols {
+            let left = cols - col;
+            let wide = (R == 1 || S::ACCUMULATORS >= 16) && left >= 4;
+            let width = if wide { 4 } else { left.min(2) };
+            let y = (&y[col * length..][..width * length], length);
+            let to = (&mut out[col..], out_stride);
+            let lanes = partial.get_mut(col * R * LANES..(col + width) * R * LANES).unwrap_or_default();
+            match width {
+                4 => tile::<S, E, R, 4>(simd, (x, stride), y, range.clone(), to, lanes),
+                2 => tile::<S, E, R, 2>(simd, (x, stride), y, range.clone(), to, lanes),
+                _ => tile::<S, E, R, 1>(simd, (x, stride), y, range.clone(), to, lanes),
+            }
+            col += width;
         }
     }
 }
 
+/// The part `range` of k of R x C sums: from `partial` unless it is the first, to `partial` unless it is the last.
 #[inline(always)]
 fn tile<S: Simd, E: Element, const R: usize, const C: usize>(
     simd: S,
     (x, stride): (&[f32], usize),
     (y, length): (&[E], usize),
-    out: &mut [f32],
-    out_stride: usize,
+    range: Range<usize>,
+    (out, out_stride): (&mut [f32], usize),
+    partial: &mut [f32],
 ) {
-    let whole = length / LANES;
-    let xs: [&[[f32; LANES]]; R] = parts(x, stride, whole);
-    let ys: [&[[E; LANES]]; C] = parts(y, length, whole);
+    let partial = lanes::vectors_mut(partial);
     let mut sums = [[simd.splat(0.0); C]; R];
+    if range.start > 0 {
+        for row in 0..R {
+            for col in 0..C {
+                sums[row][col] = simd.load(&partial[row * C + col]);
+            }
+        }
+    }
+    let whole = range.len() / LANES;
+    let xs: [&[[f32; LANES]]; R] = parts(&x[range.start..], stride, whole);
+    let ys: [&[[E; LANES]]; C] = parts(&y[range.start..], length, whole);
     for index in 0..whole {
         if R == 1 {
             // One row only streams: ask for the next tile, as far ahead as this one is long.
@@ -272,16 +296,35 @@ fn tile<S: Simd, E: Element, const R: usize, const C: usize>(
             }
         }
     }
-    if whole * LANES < length {
+    if range.end < length {
         for row in 0..R {
-            let x = load_part(simd, &x[row * stride + whole * LANES..][..LANES]);
             for col in 0..C {
-                let y = load_part(simd, &y[col * length + whole * LANES..(col + 1) * length]);
+                simd.store(sums[row][col], &mut partial[row * C + col]);
+            }
+        }
+        return;
+    }
+    let tail = range.start + whole * LANES;
+    if tail < length {
+        for row in 0..R {
+            let x = load_part(simd, &x[row * stride + tail..][..LANES]);
+            for col in 0..C {
+                let y = load_part(simd, &y[col * length + tail..(col + 1) * length]);
                 sums[row][col] = simd.fma(x, y, sums[row][col]);
             }
         }
     }
-    // Two rows, or four columns of one, share the last steps of four sums.
+    reduce(simd, &sums, out, out_stride);
+}
+
+/// Lanes to sums; two rows, or four columns of one, share the last steps.
+#[inline(always)]
+fn reduce<S: Simd, const R: usize, const C: usize>(
+    simd: S,
+    sums: &[[S::Lanes; C]; R],
+    out: &mut [f32],
+    out_stride: usize,
+) {
     if R == 1 && C == 4 {
         out[..4].copy_from_slice(&simd.sums([sums[0][0], sums[0][1 % C], sums[0][2 % C], sums[0][3 % C]]));
         return;
@@ -332,6 +375,7 @@ mod tests {
                 (37, 512, DType::F32, false),
                 (16, 16, DType::Bf16, false),
                 (5, 7, DType::F32, false),
+                (21, 2300, DType::Bf16, false),
                 (131, 72, DType::Bf16, true),
             ] {
                 let all = outputs(isa, 1, 70, (n, k), weight_type, gated);
