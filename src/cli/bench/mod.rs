@@ -17,7 +17,7 @@ use super::{print, print_json};
 use crate::backend::step::CHUNK_ROWS;
 use crate::base::rng::threefry;
 use crate::base::{Error, ModelConfig, Result};
-use crate::runner::{Runner, single};
+use crate::runner::Runner;
 use report::{Bench, Row};
 use timing::Timed;
 
