@@ -13,7 +13,7 @@ const GREEDY: &[&str] = &["--temperature", "0", "--thinking", "off"];
 fn a_name_told_two_turns_before_is_remembered_until_the_reset() {
     for thinking in ["on", "off"] {
         let mut chat = Chat::start(&["--temperature", "0", "--thinking", thinking]);
-        assert!(chat.ask("My name is Ivan.").contains("Ivan"));
+        chat.ask("My name is Ivan.");
         assert_eq!(chat.ask("What is 2+2? Answer briefly."), "4", "thinking {thinking}");
         assert_eq!(chat.ask("What is my name?"), "Ivan", "thinking {thinking}");
         chat.say("/reset");
@@ -60,7 +60,7 @@ fn a_full_context_is_said_and_the_reset_helps() {
     let error = chat.await_stderr("error: ");
     assert!(error.contains("the context holds 128"), "{error}");
     assert!(chat.await_stderr("remedy: ").contains("/reset"));
-    // The question was taken back, so this one fits; the story fills what is left, sooner or later.
+    // The question was taken back, so this one fits; the counting fills what is left.
     assert_eq!(chat.ask("What is 2+2? Answer briefly."), "4");
     chat.ask(ENDLESS);
     chat.say("What is 3+4? Answer briefly.");
@@ -87,8 +87,8 @@ fn commands_are_obeyed_and_not_sent() {
     assert!(chat.child.wait().expect("it ends").success());
 }
 
-/// The demo model copies long lists, and is far from done when its first words are seen.
-const ENDLESS: &str = "PROMPT";
+/// Beyond what the demo model was trained on: it counts until it is stopped, some ten seconds at least.
+const ENDLESS: &str = "Count from 1 to 500.";
 
 /// A running chat.
 struct Chat {

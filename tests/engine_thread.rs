@@ -1,11 +1,13 @@
 //! The engine thread on the demo model: many callers at once, cancellation, listeners that go away, ends and panics.
 
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use deltic::backend::cpu::{CpuBackend, CpuOptions};
+use deltic::backend::{Backend, BufferId, Caps, GraphId, Program, Readback, Tensor};
 use deltic::base::{DType, Error, Result, SamplingParams};
 use deltic::engine::{DepthOptions, Event, FinishReason, Refused, Request};
 use deltic::model::{Model, ModelOptions};
@@ -144,11 +146,37 @@ fn a_panic_in_the_thread_closes_the_channels_and_is_reported_by_join() {
     assert!(handle.ask(request(0)).is_err() && handle.status().is_err());
 }
 
-/// Room for few sequences, so that requests wait for one another.
+#[test]
+fn a_failed_step_ends_every_open_request_and_the_thread_goes_on() {
+    let broken = Arc::new(AtomicBool::new(false));
+    let switch = broken.clone();
+    let thread = EngineThread::start(move || engine(switch)).expect("an engine");
+    let handle = thread.handle();
+    let expected = answer(&handle, request(2));
+    let open = [handle.ask(endless()).expect("it runs"), handle.ask(endless()).expect("it runs")];
+    open.iter().for_each(first_token);
+    broken.store(true, Ordering::SeqCst);
+    for updates in &open {
+        let last = std::iter::from_fn(|| updates.next()).last().expect("an update");
+        assert!(matches!(&last, Update::Failed(error) if error.what() == "the device is gone"), "{last:?}");
+    }
+    let late = handle.ask(request(2)).expect("it still takes requests");
+    assert!(matches!(late.next(), Some(Update::Failed(_))));
+    await_whole(&handle);
+    broken.store(false, Ordering::SeqCst);
+    assert_eq!(answer(&handle, request(2)), expected);
+}
+
 fn demo_engine() -> Result<Engine> {
+    engine(Arc::default())
+}
+
+/// Room for few sequences, so that requests wait for one another.
+fn engine(broken: Arc<AtomicBool>) -> Result<Engine> {
     let checkpoint = Checkpoint::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo"))?;
     let config = checkpoint.config()?;
-    let mut backend = Box::new(CpuBackend::new(CpuOptions { threads: Some(1), isa: None })?);
+    let cpu = CpuBackend::new(CpuOptions { threads: Some(1), isa: None })?;
+    let mut backend = Box::new(Breakable { cpu, broken });
     let weights = weights::load(backend.as_mut(), &config, &checkpoint, &mut |_, _| {})?.weights;
     let options = ModelOptions {
         activation: DType::Bf16,
@@ -225,5 +253,57 @@ fn await_whole(handle: &EngineHandle) {
         }
         assert!(started.elapsed() < PATIENCE, "never whole: {core:?}");
         std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The CPU backend, until it is switched off.
+struct Breakable {
+    cpu: CpuBackend,
+    broken: Arc<AtomicBool>,
+}
+
+impl Backend for Breakable {
+    fn launch(&mut self, graph: GraphId) -> Result<()> {
+        self.status()?;
+        self.cpu.launch(graph)
+    }
+
+    fn status(&self) -> Result<()> {
+        match self.broken.load(Ordering::SeqCst) {
+            true => Err(Error::failure("the device is gone", "plug it in")),
+            false => Ok(()),
+        }
+    }
+
+    fn caps(&self) -> &Caps {
+        self.cpu.caps()
+    }
+
+    fn alloc(&mut self, label: &str, dtype: DType, rows: u32, cols: u32) -> Result<Tensor> {
+        self.cpu.alloc(label, dtype, rows, cols)
+    }
+
+    fn label(&self, buffer: BufferId) -> &str {
+        self.cpu.label(buffer)
+    }
+
+    fn write(&mut self, dst: Tensor, offset_bytes: usize, bytes: &[u8]) -> Result<()> {
+        self.cpu.write(dst, offset_bytes, bytes)
+    }
+
+    fn copy(&mut self, src: Tensor, dst: Tensor) -> Result<()> {
+        self.cpu.copy(src, dst)
+    }
+
+    fn compile(&mut self, program: &Program) -> Result<GraphId> {
+        self.cpu.compile(program)
+    }
+
+    fn read(&mut self, sources: &[Tensor]) -> Readback {
+        self.cpu.read(sources)
+    }
+
+    fn profile(&mut self, graph: GraphId) -> Result<Vec<f64>> {
+        self.cpu.profile(graph)
     }
 }

@@ -11,8 +11,7 @@ pub struct Entry {
     pub bytes: u64,
 }
 
-/// The buffers asked for so far. Everything but [`Backend::alloc`] and the questions about it is a mistake of the caller
-/// and panics.
+/// The buffers asked for so far. Whatever wants bytes or runs something is a mistake of the caller and panics.
 pub struct Ledger {
     caps: Caps,
     entries: Vec<Entry>,

@@ -210,7 +210,7 @@ pub struct PlanArgs {
     /// Drafts per step: auto plans for the deepest, 0 for none
     #[arg(long, value_name = "auto|N", default_value = "auto", env = "DELTIC_SPECULATE")]
     pub speculate: Speculate,
-    /// Memory that may be used: bytes, or with K, M, G, T (1024) or KB, MB, GB, TB (1000); the KV cache takes what is left
+    /// Memory that may be used: 24G (1024^3), 24GB (1000^3) or bytes; the KV cache takes what is left
     #[arg(long, value_name = "SIZE", env = "DELTIC_MEMORY", conflicts_with_all = ["gpus", "vram"])]
     pub memory: Option<Size>,
     /// GPUs to plan for
