@@ -44,7 +44,7 @@ pub fn open(files: &ModelFiles, args: &ModelArgs, spec: &BackendSpec, options: O
             .map_err(|error| error.within(&files.name))?;
     drop(progress);
     if !options.quiet {
-        eprintln!("{} on {}", files.name, backend.caps().name);
+        eprintln!("note: {} on {}", files.name, backend.caps().name);
         for notice in &loaded.notices {
             eprintln!("note: {notice}");
         }
