@@ -1,9 +1,9 @@
 //! The engine thread: owns an [`Engine`], takes requests from an inbox and answers each on its own outbox.
 //!
 //! The engine is built inside the thread, so a backend need not be `Send`. The loop is: drain the inbox, run a step,
-//! hand out its events; with nothing to do it sleeps in the inbox. A failed step ends every open request with its error
-//! and the thread goes on: nothing of the failed step is kept, and a device that is lost fails the next request as well.
-//! A panic closes every channel and is reported by [`EngineThread::join`].
+//! hand out its events; with nothing to do it sleeps in the inbox. A failed step ends every open request with its
+//! error and the thread goes on: nothing of the failed step is kept, and a device that is lost fails the next request
+//! as well. A panic closes every channel and is reported by [`EngineThread::join`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
