@@ -140,7 +140,8 @@ fn files_say_what_they_are_for_and_stay_readable() {
 fn nothing_unfinished_or_private_is_left_behind() {
     let mut wrong = Vec::new();
     let left_behind = ["todo!(", "unimplemented!(", "dbg!(", "FIXME", "XXX"];
-    let machine_paths = ["/root/", "/home/", "/work/"];
+    // Folders of the machine it was written on; spelled in two parts, so that this line is none.
+    let machine_paths = [concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/wo", "rk/")];
     for source in sources("src").into_iter().chain(sources("tests")) {
         if source.path == "tests/tidy.rs" {
             continue;
