@@ -78,7 +78,7 @@ fn prompts_that_cannot_be_answered() {
         (&["generate", "--prompt", "a", "--top-k", "-2"], &["top_k is -2"]),
         (&["generate", "--prompt", "a", "--cpu-isa", "mmx"], &["mmx"]),
         (&["eval", "--file", "no-such-file"], &["no-such-file", "--file"]),
-        (&["generate", "--prompt", "a", "--model", "no-such-folder"], &["no-such-folder", "--model"]),
+        (&["generate", "--prompt", "a", "--model", "no-such-folder"], &["no-such-folder", "config.json"]),
     ];
     for (args, parts) in cases {
         refused(&deltic(args), parts, args);

@@ -153,7 +153,7 @@ fn the_demo_prompts() {
             }
         }
         println!(
-            "demo in {activation}: logits within {worst_logits:.1e}, drafts' within {worst_drafts:.1e}, {near_ties} near-ties"
+            "demo in {activation}: logits within {worst_logits:.1e}, drafts' {worst_drafts:.1e}, {near_ties} near-ties"
         );
         // Seen 1.2e-6 and 6e-3 after eight layers.
         let tolerance = if activation == DType::F32 { 5e-6 } else { 0.02 };

@@ -29,8 +29,11 @@ const FUNCTION_LINES_MAX: usize = 70;
 const LONG: &[(&str, &str)] = &[
     ("src/backend/op.rs", "operands"),
     ("src/backend/check.rs", "check"),
-    ("src/backend/op.rs", "file")    // The one file that may hold unsafe, with one trait four times.
+    ("src/backend/op.rs", "file"),
+    // The one file that may hold unsafe, with one trait four times.
     ("src/backend/cpu/simd.rs", "file"),
+    // A model's ops in their order, for measurements.
+    ("src/backend/cpu/speed.rs", "record"),
     // A table of data.
     ("tests/text/streams.rs", "transcripts"),
 ];

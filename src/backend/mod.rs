@@ -7,6 +7,7 @@ pub mod capture;
 pub mod check;
 pub mod compare;
 pub mod cpu;
+pub mod ledger;
 pub mod op;
 pub mod program;
 pub mod step;
@@ -20,6 +21,7 @@ use std::pin::Pin;
 use crate::base::{DType, Result};
 
 pub use check::OpError;
+pub use ledger::Ledger;
 pub use op::{Access, AttentionShape, DeltaShape, Op, Operand, RowIndex, RowSet, TokenSource};
 pub use program::{Program, Tap};
 pub use step::{StepInputs, StepLimits, StepView};

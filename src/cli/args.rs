@@ -21,10 +21,14 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// A conversation in the terminal, or over a pipe
+    Chat(ChatArgs),
     /// One completion of a prompt
     Generate(GenerateArgs),
     /// Right and exact answers per task of a file of cases, decoded greedily
     Eval(EvalArgs),
+    /// What a model takes of memory, without loading it
+    Plan(PlanArgs),
     /// What a checkpoint holds, and its traps
     Inspect(InspectArgs),
     /// Two backends op by op, or one against a reference file of taps
@@ -170,6 +174,82 @@ pub struct SamplingArgs {
     /// The same seed gives the same answer
     #[arg(long, default_value_t = 0, env = "DELTIC_SEED")]
     pub seed: u64,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct ChatArgs {
+    /// System message
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Most tokens of one answer [default: what is left of the context]
+    #[arg(long, value_name = "N", env = "DELTIC_MAX_TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_tokens: Option<u32>,
+    #[command(flatten)]
+    pub thinking: ThinkingArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub speculate: SpeculateArgs,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct PlanArgs {
+    /// Plan for the model of this config.json, weights in bf16
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "shape"])]
+    pub config: Option<PathBuf>,
+    /// Plan for a published shape: qwen3.5-0.8b, qwen3.6-27b, ...
+    #[arg(long, value_name = "NAME", conflicts_with = "model")]
+    pub shape: Option<String>,
+    /// Sequences that run at once
+    #[arg(long, value_name = "N", default_value_t = 16, env = "DELTIC_MAX_SEQUENCES", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub max_sequences: u32,
+    /// Drafts per step: auto plans for the deepest, 0 for none
+    #[arg(long, value_name = "auto|N", default_value = "auto", env = "DELTIC_SPECULATE")]
+    pub speculate: Speculate,
+    /// Memory that may be used: 24G (1024^3), 24GB (1000^3) or bytes; the KV cache takes what is left
+    #[arg(long, value_name = "SIZE", env = "DELTIC_MEMORY", conflicts_with_all = ["gpus", "vram"])]
+    pub memory: Option<Size>,
+    /// GPUs to plan for
+    #[arg(long, value_name = "N", requires = "vram", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub gpus: Option<u32>,
+    /// Memory of each GPU, written as for --memory
+    #[arg(long, value_name = "SIZE", requires = "gpus")]
+    pub vram: Option<Size>,
+    /// One JSON object on stdout instead of a table
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+/// A number of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl FromStr for Size {
+    type Err = Error;
+
+    /// `24G` and `24GiB` count in powers of 1024, `24GB` in powers of 1000.
+    fn from_str(text: &str) -> Result<Size, Error> {
+        let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let unit = unit.trim().to_ascii_uppercase();
+        let power = unit.chars().next().map_or(Some(0), |first| "BKMGT".find(first));
+        let base: f64 = match unit.get(1..).unwrap_or_default() {
+            "" | "IB" => 1024.0,
+            "B" => 1000.0,
+            _ => f64::NAN,
+        };
+        let bytes = number.parse::<f64>().ok().zip(power).map(|(number, power)| number * base.powi(power as i32));
+        match bytes {
+            Some(bytes) if (1.0..9e15).contains(&bytes) => Ok(Size(bytes as u64)),
+            _ => Err(Error::input(format!("{text:?} is no size"), "write it as 24G, 24GB, 512M or a number of bytes")),
+        }
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -394,5 +474,21 @@ impl fmt::Display for BackendSpec {
         let isa = self.cpu.isa.map(|isa| format!("isa={}", isa.name()));
         let options: Vec<String> = threads.into_iter().chain(isa).collect();
         if options.is_empty() { f.write_str(kind) } else { write!(f, "{kind}:{}", options.join(",")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_count_in_1024_unless_they_say_b() {
+        for (text, bytes) in [("80G", 80 << 30), ("80GiB", 80 << 30), ("80gb", 80_000_000_000), ("1.5M", 3 << 19)] {
+            assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
+        }
+        assert_eq!("4096".parse(), Ok(Size(4096)));
+        for text in ["", "G", "-1G", "4X", "4GX", "1e3", "0", "nan", "4 é"] {
+            assert!(text.parse::<Size>().is_err(), "{text}");
+        }
     }
 }

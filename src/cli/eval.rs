@@ -110,7 +110,7 @@ pub struct Verdict {
 /// Decodes one case greedily.
 pub fn run_case(session: &mut Session, template: &ChatTemplate, case: &Case, max_tokens: u32) -> Result<Verdict> {
     let job = job(session, template, case, max_tokens)?;
-    let answer = session.answer(job.clone(), &mut |_| Ok(()))?;
+    let answer = session.answer(job.clone(), &|| false, &mut |_| Ok(()))?;
     judge(session, case, &job, &answer)
 }
 

@@ -1,16 +1,20 @@
 //! `deltic generate`: one completion of a prompt. The answer goes to stdout, everything else to stderr.
 
-use std::io::{IsTerminal, Read, Write};
+use std::io::Read;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
 use super::args::{GenerateArgs, SamplingArgs};
 use super::files::{ModelFiles, utf8};
+use super::interrupt::Interrupt;
+use super::print_json;
+use super::printer::Printer;
 use super::session::{Answer, Finish, Job, Piece, Session, SessionOptions, checkpoint_sampling, render_chat};
-use super::{print, print_json};
 use crate::base::{Error, Result, SamplingParams};
 
+/// The exit code of a command that Ctrl-C ended, as shells have it.
+const INTERRUPTED: u8 = 130;
 /// A prompt on stdin that is longer than this is no prompt.
 const STDIN_BYTES_MAX: u64 = 64 << 20;
 
@@ -32,15 +36,24 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode> {
     };
     let max_tokens = args.max_tokens.unwrap_or(u32::MAX);
     let job = Job { prompt, tools: Vec::new(), sampling, max_tokens };
+    // A second Ctrl-C does not wait for the end of a step.
+    let interrupt = Interrupt::install(|_| std::process::exit(i32::from(INTERRUPTED)))?;
+    let mut printer = Printer::default();
+    let mut on_piece = |piece: Piece| if args.json { Ok(()) } else { printer.piece(&piece) };
+    let answer = interrupt.watch(|stop| session.answer(job, stop, &mut on_piece))?;
     if args.json {
-        let answer = session.answer(job, &mut |_| Ok(()))?;
         print_json(&to_json(&answer))?;
     } else {
-        let mut printer = Printer::default();
-        let answer = session.answer(job, &mut |piece| printer.piece(&piece))?;
         printer.end(&answer)?;
+        eprintln!(
+            "{} prompt tokens, {} generated, {:.1} tokens/s, finish_reason {}",
+            answer.prompt_tokens,
+            answer.ids.len(),
+            answer.decode_tokens_per_s(),
+            answer.finish_reason(),
+        );
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if answer.finish == Finish::Cancelled { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
 /// The prompt itself, or stdin for `-`.
@@ -95,21 +108,6 @@ pub fn sampling(args: &SamplingArgs, defaults: SamplingParams) -> Result<Samplin
     Ok(params)
 }
 
-pub fn finish_reason(answer: &Answer) -> &'static str {
-    match answer.finish {
-        Finish::Stop if !answer.tool_calls.is_empty() => "tool_calls",
-        Finish::Stop => "stop",
-        Finish::Length => "length",
-        Finish::Cancelled => "cancelled",
-    }
-}
-
-/// Tokens after the first over the time between them; 0 where there is no second token.
-fn decode_tokens_per_s(answer: &Answer) -> f64 {
-    let steps = answer.ids.len().saturating_sub(1);
-    if steps == 0 { 0.0 } else { steps as f64 / answer.decode_seconds }
-}
-
 fn to_json(answer: &Answer) -> Value {
     let calls: Vec<Value> = answer.tool_calls.iter().map(super::session::ToolCall::to_json).collect();
     json!({
@@ -117,7 +115,7 @@ fn to_json(answer: &Answer) -> Value {
         "reasoning_content": answer.reasoning,
         "tool_calls": calls,
         "token_ids": answer.ids,
-        "finish_reason": finish_reason(answer),
+        "finish_reason": answer.finish_reason(),
         "usage": {
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": answer.ids.len(),
@@ -127,58 +125,12 @@ fn to_json(answer: &Answer) -> Value {
         "timings": {
             "prefill_s": answer.prefill_seconds,
             "decode_s": answer.decode_seconds,
-            "decode_tokens_per_s": decode_tokens_per_s(answer),
+            "decode_tokens_per_s": answer.decode_tokens_per_s(),
         },
         "speculation": {
             "drafted": answer.drafted,
             "accepted": answer.accepted,
-            "mean_accepted": f64::from(answer.accepted) / f64::from(answer.drafted.max(1)),
+            "mean_accepted": answer.mean_accepted(),
         },
     })
-}
-
-/// Content to stdout as it comes; reasoning to stderr, dimmed on a terminal.
-#[derive(Default)]
-struct Printer {
-    in_reasoning: bool,
-}
-
-impl Printer {
-    fn piece(&mut self, piece: &Piece) -> Result<()> {
-        match piece {
-            Piece::Reasoning(text) => {
-                let (open, close) = if std::io::stderr().is_terminal() { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
-                // Reasoning is a courtesy; a closed stderr must not end the answer.
-                let _ = write!(std::io::stderr(), "{open}{text}{close}");
-                self.in_reasoning = true;
-                Ok(())
-            }
-            Piece::Content(text) => {
-                self.end_reasoning();
-                print(text)
-            }
-        }
-    }
-
-    fn end_reasoning(&mut self) {
-        if std::mem::take(&mut self.in_reasoning) {
-            eprintln!();
-        }
-    }
-
-    fn end(&mut self, answer: &Answer) -> Result<()> {
-        self.end_reasoning();
-        for call in &answer.tool_calls {
-            print(&format!("{} {}", call.name, call.arguments))?;
-        }
-        print("\n")?;
-        eprintln!(
-            "{} prompt tokens, {} generated, {:.1} tokens/s, finish_reason {}",
-            answer.prompt_tokens,
-            answer.ids.len(),
-            decode_tokens_per_s(answer),
-            finish_reason(answer),
-        );
-        Ok(())
-    }
 }

@@ -2,15 +2,20 @@
 
 pub mod args;
 mod bench;
+mod chat;
 mod compare;
 mod demo;
 mod eval;
 mod files;
 mod generate;
 mod inspect;
+mod interrupt;
 mod open;
+mod plan;
+mod printer;
 mod progress;
 mod session;
+mod sizing;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -34,7 +39,7 @@ pub fn run() -> ExitCode {
     match run_command(args.command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {}\nremedy: {}", one_line(error.what()), one_line(error.remedy()));
+            report(&error);
             ExitCode::from(error.exit_code())
         }
     }
@@ -42,12 +47,19 @@ pub fn run() -> ExitCode {
 
 fn run_command(command: Command) -> Result<ExitCode> {
     match command {
+        Command::Chat(args) => chat::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Bench(args) => bench::run(&args),
     }
+}
+
+/// The two lines of an error on stderr.
+fn report(error: &Error) {
+    eprintln!("error: {}\nremedy: {}", one_line(error.what()), one_line(error.remedy()));
 }
 
 /// Messages of libraries may span lines; ours promise one.

@@ -3,20 +3,14 @@
 use super::args::{BackendKind, BackendSpec, ModelArgs};
 use super::files::ModelFiles;
 use super::progress::{Progress, Unit};
+use super::sizing;
 use crate::backend::Backend;
 use crate::backend::cpu::CpuBackend;
+use crate::base::Result;
 use crate::base::config::ModelConfig;
-use crate::base::{Error, Result};
-use crate::model::{Model, ModelOptions};
+use crate::model::Model;
 use crate::runner::Runner;
 use crate::weights::{self, Weights};
-
-/// Tokens of one KV page.
-const PAGE_TOKENS: u32 = 64;
-/// Full-length requests that the KV pool holds; more that run at once share it.
-const POOL_REQUESTS: u32 = 2;
-/// The context that is planned for unless a flag says otherwise, for models that could hold more.
-const DEFAULT_CONTEXT_MAX: u32 = 32_768;
 
 /// What is recorded beyond the flags.
 #[derive(Debug, Clone, Copy, Default)]
@@ -50,7 +44,7 @@ pub fn open(files: &ModelFiles, args: &ModelArgs, spec: &BackendSpec, options: O
             .map_err(|error| error.within(&files.name))?;
     drop(progress);
     if !options.quiet {
-        eprintln!("{} on {}", files.name, backend.caps().name);
+        eprintln!("note: {} on {}", files.name, backend.caps().name);
         for notice in &loaded.notices {
             eprintln!("note: {notice}");
         }
@@ -78,39 +72,7 @@ fn assemble(
     args: &ModelArgs,
     options: OpenOptions,
 ) -> Result<Runner> {
-    let context = context(&config, args)?;
-    let vocab_live = options.vocab_live.unwrap_or(config.vocab);
-    if vocab_live > config.vocab {
-        return Err(Error::input(
-            format!("the tokenizer has {vocab_live} ids, the model's vocabulary holds {}", config.vocab),
-            "use the tokenizer.json that belongs to this checkpoint",
-        ));
-    }
-    let rows_max = args.chunk_rows.unwrap_or(backend.caps().prefill_rows).min(context.max(1));
-    let mut model_options = ModelOptions {
-        activation: args.activation.dtype(),
-        rows_max,
-        sequences_max: options.sequences_max.max(1),
-        slots: options.sequences_max.max(1) + options.checkpoints,
-        context_max: context,
-        page_tokens: PAGE_TOKENS,
-        pages: 0,
-        drafts_max: if weights.mtp.is_some() { options.drafts_max } else { 0 },
-        vocab_live,
-    };
-    model_options.pages = model_options.pages_per_sequence(context) * (model_options.sequences_max.min(POOL_REQUESTS));
-    model_options.pages += model_options.slots;
+    let model_options = sizing::model_options(&config, args, backend.caps(), options, weights.mtp.is_some())?;
     let model = Model::new(backend.as_mut(), config, model_options, weights)?;
     Ok(Runner::new(backend, model))
-}
-
-fn context(config: &ModelConfig, args: &ModelArgs) -> Result<u32> {
-    match args.max_context {
-        Some(asked) if asked > config.context_max => Err(Error::input(
-            format!("--max-context is {asked}, the model was made for {}", config.context_max),
-            "lower --max-context",
-        )),
-        Some(asked) => Ok(asked),
-        None => Ok(config.context_max.min(DEFAULT_CONTEXT_MAX)),
-    }
 }

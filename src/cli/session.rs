@@ -10,7 +10,7 @@ use super::files::ModelFiles;
 use super::open::{OpenOptions, open};
 use crate::base::{Error, GenerationConfig, Result, SamplingParams};
 use crate::engine::request::Counts;
-use crate::engine::{Event, FinishReason, Refused, Request};
+use crate::engine::{Event, FinishReason, Refused, Request, RequestId};
 use crate::runner::engine::{Engine, EngineOptions};
 use crate::text::{
     ChatTemplate, Detokenizer, ReasoningEvent, ReasoningSplitter, RenderOptions, Tokenizer, ToolEvent, ToolParser,
@@ -65,6 +65,8 @@ pub struct Answer {
     /// Drafts verified, and those of them that stood.
     pub drafted: u32,
     pub accepted: u32,
+    /// Verifications that they came in; counted by [`Session::answer`] only.
+    pub verifications: u64,
     pub prefill_seconds: f64,
     pub decode_seconds: f64,
 }
@@ -75,6 +77,29 @@ pub enum Finish {
     Stop,
     Length,
     Cancelled,
+}
+
+impl Answer {
+    /// Tokens after the first over the time between them; 0 where there is no second token.
+    pub fn decode_tokens_per_s(&self) -> f64 {
+        let steps = self.ids.len().saturating_sub(1);
+        if steps == 0 { 0.0 } else { steps as f64 / self.decode_seconds }
+    }
+
+    /// Drafts that stood per verification; 0 without drafts.
+    pub fn mean_accepted(&self) -> f64 {
+        f64::from(self.accepted) / self.verifications.max(1) as f64
+    }
+
+    /// As the OpenAI API names it.
+    pub fn finish_reason(&self) -> &'static str {
+        match self.finish {
+            Finish::Stop if !self.tool_calls.is_empty() => "tool_calls",
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+            Finish::Cancelled => "cancelled",
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -100,10 +125,22 @@ impl Session {
         Ok(Session { engine: Engine::new(runner, options.engine), tokenizer, generation, end_ids })
     }
 
-    /// One answer; `on_piece` sees text as it stands.
-    pub fn answer(&mut self, job: Job, on_piece: &mut dyn FnMut(Piece) -> Result<()>) -> Result<Answer> {
-        let mut answers = self.run(vec![job], &mut |_, piece| on_piece(piece))?;
-        Ok(answers.pop().expect("an answer for the job"))
+    /// One answer; `on_piece` sees text as it stands. Between steps `stop` is asked whether to end it as cancelled.
+    pub fn answer(
+        &mut self,
+        job: Job,
+        stop: &dyn Fn() -> bool,
+        on_piece: &mut dyn FnMut(Piece) -> Result<()>,
+    ) -> Result<Answer> {
+        let before = self.verifications();
+        let mut answers = self.run(vec![job], stop, &mut |_, piece| on_piece(piece))?;
+        let answer = answers.pop().expect("an answer for the job");
+        Ok(Answer { verifications: self.verifications() - before, ..answer })
+    }
+
+    /// Verifications of drafts so far.
+    fn verifications(&self) -> u64 {
+        self.engine.accepted_counts().iter().sum()
     }
 
     /// All answers, as many at once as the session was opened for, in the order of the jobs.
@@ -115,7 +152,7 @@ impl Session {
         let mut jobs = jobs.into_iter().peekable();
         while jobs.peek().is_some() {
             let batch: Vec<Job> = jobs.by_ref().take(BATCH_JOBS).collect();
-            answers.extend(self.run(batch, &mut |_, _| Ok(()))?);
+            answers.extend(self.run(batch, &|| false, &mut |_, _| Ok(()))?);
             done = answers.len();
             on_done(done);
         }
@@ -123,37 +160,93 @@ impl Session {
         Ok(answers)
     }
 
-    fn run(&mut self, jobs: Vec<Job>, on_piece: &mut dyn FnMut(usize, Piece) -> Result<()>) -> Result<Vec<Answer>> {
-        let started = Instant::now();
-        let mut open = BTreeMap::new();
+    fn run(
+        &mut self,
+        jobs: Vec<Job>,
+        stop: &dyn Fn() -> bool,
+        on_piece: &mut dyn FnMut(usize, Piece) -> Result<()>,
+    ) -> Result<Vec<Answer>> {
+        let mut batch = Batch::new(&self.tokenizer, jobs.len());
+        let result = batch.run(&mut self.engine, &self.end_ids, &jobs, stop, on_piece);
+        if result.is_err() {
+            batch.abandon(&mut self.engine);
+        }
+        result.map(|()| batch.answers.into_iter().map(|answer| answer.expect("each request ends")).collect())
+    }
+}
+
+/// Jobs on their way through the engine.
+struct Batch<'a> {
+    tokenizer: &'a Tokenizer,
+    started: Instant,
+    open: BTreeMap<RequestId, Open<'a>>,
+    /// In the order of the jobs; None until the job has ended.
+    answers: Vec<Option<Answer>>,
+}
+
+struct Open<'a> {
+    index: usize,
+    reader: Reader<'a>,
+    first_token: Option<Instant>,
+}
+
+impl<'a> Batch<'a> {
+    fn new(tokenizer: &'a Tokenizer, jobs: usize) -> Batch<'a> {
+        let answers = (0..jobs).map(|_| None).collect();
+        Batch { tokenizer, started: Instant::now(), open: BTreeMap::new(), answers }
+    }
+
+    fn run(
+        &mut self,
+        engine: &mut Engine,
+        end_ids: &[u32],
+        jobs: &[Job],
+        stop: &dyn Fn() -> bool,
+        on_piece: &mut dyn FnMut(usize, Piece) -> Result<()>,
+    ) -> Result<()> {
         for (index, job) in jobs.iter().enumerate() {
             let request = Request {
                 sampling: job.sampling.clone(),
-                end_ids: self.end_ids.clone(),
+                end_ids: end_ids.to_vec(),
                 ..Request::new(job.prompt.clone(), job.max_tokens.max(1))
             };
-            let id = self.engine.submit(request).map_err(Refused::into_error)?;
-            open.insert(id, (index, Reader::new(&self.tokenizer, &job.prompt, &job.tools), None));
+            let id = engine.submit(request).map_err(Refused::into_error)?;
+            let reader = Reader::new(self.tokenizer, &job.prompt, &job.tools);
+            self.open.insert(id, Open { index, reader, first_token: None });
         }
-        let mut answers: Vec<Option<Answer>> = jobs.iter().map(|_| None).collect();
-        while !open.is_empty() {
-            for event in self.engine.step()? {
-                match event {
-                    Event::Token { request, token, .. } => {
-                        let (index, reader, first) = open.get_mut(&request).expect("events of open requests only");
-                        first.get_or_insert_with(Instant::now);
-                        reader.push(token, &mut |piece| on_piece(*index, piece))?;
-                    }
-                    Event::Finished { request, reason, counts, .. } => {
-                        let (index, mut reader, first) = open.remove(&request).expect("ends once");
-                        let finish = finish_of(reason, counts)?;
-                        reader.finish(&mut |piece| on_piece(index, piece))?;
-                        answers[index] = Some(reader.answer(finish, counts, started, first));
-                    }
-                }
+        while !self.open.is_empty() {
+            if stop() {
+                self.open.keys().for_each(|id| engine.cancel(*id));
+            }
+            for event in engine.step()? {
+                self.read(event, on_piece)?;
             }
         }
-        Ok(answers.into_iter().map(|answer| answer.expect("each request ends")).collect())
+        Ok(())
+    }
+
+    fn read(&mut self, event: Event, on_piece: &mut dyn FnMut(usize, Piece) -> Result<()>) -> Result<()> {
+        match event {
+            Event::Token { request, token, .. } => {
+                let open = self.open.get_mut(&request).expect("events of open requests only");
+                open.first_token.get_or_insert_with(Instant::now);
+                open.reader.push(token, &mut |piece| on_piece(open.index, piece))
+            }
+            Event::Finished { request, reason, counts, .. } => {
+                let Open { index, mut reader, first_token } = self.open.remove(&request).expect("ends once");
+                let finish = finish_of(reason, counts)?;
+                reader.finish(&mut |piece| on_piece(index, piece))?;
+                self.answers[index] = Some(reader.answer(finish, counts, self.started, first_token));
+                Ok(())
+            }
+        }
+    }
+
+    /// After an error nothing may be left in the engine: the next batch would meet events that are not its own.
+    fn abandon(&self, engine: &mut Engine) {
+        self.open.keys().for_each(|id| engine.cancel(*id));
+        // A failed step ends every request, and the error that led here says more than a second one.
+        while !engine.is_idle() && engine.step().is_ok() {}
     }
 }
 
@@ -247,6 +340,7 @@ impl<'a> Reader<'a> {
             prompt_tokens: counts.prompt_tokens as usize,
             drafted: counts.drafted,
             accepted: counts.accepted,
+            verifications: 0,
             finish,
         }
     }

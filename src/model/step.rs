@@ -26,7 +26,8 @@ pub struct SequenceRows {
     /// Pages in order of position, up to the last entry that this step writes.
     pub pages: Vec<u32>,
     pub counted: CountedTokens,
-    /// Drafts accepted in its last step, which were no committed rows; counted as output where the choice has penalties.
+    /// Drafts accepted in its last step, which were no committed rows; counted as output where the choice has
+    /// penalties.
     pub accepted: Vec<u32>,
     pub sampling: SamplingParams,
     /// Whether TopLogprobs looks at its logit rows.

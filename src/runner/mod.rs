@@ -4,6 +4,7 @@ pub mod compare;
 pub mod engine;
 pub mod reference;
 pub mod single;
+pub mod thread;
 
 use std::collections::BTreeMap;
 

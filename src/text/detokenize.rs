@@ -87,7 +87,10 @@ mod tests {
     proptest! {
         #[test]
         fn every_cut_gives_the_whole(
-            bytes in prop::collection::vec(prop_oneof![any::<u8>(), Just(0xe2u8), Just(0x82), Just(0xac), Just(0xf0), Just(0x9f)], 0..60),
+            bytes in prop::collection::vec(
+                prop_oneof![any::<u8>(), Just(0xe2u8), Just(0x82), Just(0xac), Just(0xf0), Just(0x9f)],
+                0..60,
+            ),
             cuts in prop::collection::vec(0usize..61, 0..8),
         ) {
             let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(bytes.len())).collect();

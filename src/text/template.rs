@@ -5,8 +5,8 @@
 //! visible to the template, because the family's templates look for them:
 //!
 //! * `</think>`, and `<think>` before it, in an assistant's content that comes without a `reasoning_content` string:
-//! clients send back whole answers, and the template cuts the reasoning out. If the template does not cut (the
-//! rendered text is the same with the spellings hidden), they are text.
+//!   clients send back whole answers, and the template cuts the reasoning out. If the template does not cut (the
+//!   rendered text is the same with the spellings hidden), they are text.
 //! * `<tool_response>` and `</tool_response>` around all of a user's content: the template asks whether the turn is a
 //!   question. They are visible and stay text.
 //!

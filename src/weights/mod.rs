@@ -10,6 +10,7 @@ pub mod layout;
 pub mod load;
 mod map;
 pub mod random;
+pub mod reserve;
 pub mod safetensors;
 pub mod survey;
 
@@ -18,6 +19,7 @@ use crate::backend::Tensor;
 pub use inspect::{Inspection, inspect};
 pub use load::{Loaded, load};
 pub use random::random;
+pub use reserve::{reserve, reserve_checkpoint};
 pub use safetensors::Checkpoint;
 pub use survey::{Survey, survey};
 

@@ -1,5 +1,5 @@
-//! The fake device: runs a plan on slots and pages that hold hashes, by the contracts of the real ops. It starts full of
-//! rubbish, so that whatever is read without having been written shows.
+//! The fake device: runs a plan on slots and pages that hold hashes, by the contracts of the real ops. It starts full
+//! of rubbish, so that whatever is read without having been written shows.
 
 use std::collections::{BTreeMap, BTreeSet};
 

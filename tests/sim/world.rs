@@ -1,5 +1,5 @@
-//! Runs a scenario: the engine, the fake device and the reference side by side, with everything that can be checked from
-//! outside checked after every step.
+//! Runs a scenario: the engine, the fake device and the reference side by side, with everything that can be checked
+//! from outside checked after every step.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -5,8 +5,8 @@
 //! in, nor the threads can change it; they only decide how many sums share a load.
 //!
 //! Threads split the weight rows into blocks. A few rows: the weights stream through once, n * k elements, widened in
-//! registers, several weight rows in flight; bandwidth bound. More rows: a block is widened once to f32 scratch that fits
-//! the second-level cache and meets all rows in register tiles; arithmetic bound from about a dozen rows on.
+//! registers, several weight rows in flight; bandwidth bound. More rows: a block is widened once to f32 scratch that
+//! fits the second-level cache and meets all rows in register tiles; arithmetic bound from about a dozen rows on.
 
 use std::ops::Range;
 

@@ -39,7 +39,7 @@ pub struct CpuOptions {
 }
 
 /// Rows of a prefill step: enough to reuse a weight block from cache, few enough that activations stay there too.
-const PREFILL_ROWS: u32 = 256;
+pub const PREFILL_ROWS: u32 = 256;
 
 pub struct CpuBackend {
     caps: Caps,

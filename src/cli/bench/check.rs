@@ -72,7 +72,7 @@ pub fn checkpoint(files: &ModelFiles, args: &BenchArgs, session: &mut Session) -
     let message = json!({"role": "user", "content": QUESTION.0});
     let prompt = render_chat(&template, &session.tokenizer, &[message], &[], Some(false))?;
     let job = Job { prompt, tools: Vec::new(), sampling: SamplingParams::default(), max_tokens: ANSWER_TOKENS_MAX };
-    let answer = session.answer(job, &mut |_| Ok(()))?;
+    let answer = session.answer(job, &|| false, &mut |_| Ok(()))?;
     Ok(OutputCheck {
         kind: "question",
         passed: answer.content.contains(QUESTION.1),

@@ -53,18 +53,11 @@ impl Bench {
         let mut text = format!("reading alone: {:.1} GB/s\n", self.read_gb_per_s);
         let mut line = |line: String| writeln!(text, "{line}").expect("a String takes all");
         for row in &self.rows {
-            line(format!(
-                "{} of {}: {:.1} tokens/s (best {:.1}), {:.2} ms a step of {} row{}, {:.2} GB/s, {:.0} % of reading alone",
-                row.kind,
-                self.shape,
-                row.tokens_per_s,
-                row.best_tokens_per_s,
-                row.step_ms,
-                row.rows,
-                if row.rows == 1 { "" } else { "s" },
-                row.gb_per_s,
-                100.0 * row.share_of_copy
-            ));
+            let speed = format!("{:.1} tokens/s (best {:.1})", row.tokens_per_s, row.best_tokens_per_s);
+            let step =
+                format!("{:.2} ms a step of {} row{}", row.step_ms, row.rows, if row.rows == 1 { "" } else { "s" });
+            let share = format!("{:.2} GB/s, {:.0} % of reading alone", row.gb_per_s, 100.0 * row.share_of_copy);
+            line(format!("{} of {}: {speed}, {step}, {share}", row.kind, self.shape));
         }
         for step in &self.steps {
             let total = step.seconds();
