@@ -13,9 +13,17 @@ const ANSWER_TOKENS: u32 = 20;
 const DRAFTED: [(u32, f32); 4] = [(1, 0.0), (3, 0.0), (3, 0.3), (5, 0.3)];
 
 /// Puts other tokens in the place of every fifth: one, then two, then three of them.
-struct Forced {
+pub struct Forced {
     seen: usize,
     tokens: Vec<u32>,
+}
+
+impl Forced {
+    /// Three tokens at least.
+    pub fn new(tokens: Vec<u32>) -> Forced {
+        assert!(tokens.len() >= 3);
+        Forced { seen: 0, tokens }
+    }
 }
 
 impl Constraint for Forced {
@@ -98,8 +106,7 @@ fn samplings(prompts: &[Vec<u32>]) -> impl Iterator<Item = (&Vec<u32>, SamplingP
 fn forced_tokens_are_the_same_with_drafts() {
     let prompts = short_prompts(16, 64);
     let tokens = tokenizer().encode_text(" and then there was");
-    assert!(tokens.len() >= 3);
-    let forced = || Box::new(Forced { seen: 0, tokens: tokens.clone() }) as Box<dyn Constraint>;
+    let forced = || Box::new(Forced::new(tokens.clone())) as Box<dyn Constraint>;
     let (plain, accepted) = compare(|| {
         samplings(&prompts)
             .map(|(prompt, sampling)| Request {
