@@ -1,6 +1,6 @@
 //! Speculation, batching, chunking and preemption change no token: the demo model through the engine on the CPU, where
-//! every comparison is one of equal bits. `tests/sim.rs` shows the same of the core alone, with thousands of seeds; here
-//! the kernels, the recorded programs and the runner take part.
+//! every comparison is one of equal bits. `tests/sim.rs` shows the same of the core alone, with thousands of seeds;
+//! here the kernels, the recorded programs and the runner take part.
 
 #[path = "lossless/batch.rs"]
 mod batch;

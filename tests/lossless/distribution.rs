@@ -11,7 +11,9 @@ use super::drive::run;
 
 /// Choices of one request share its prompt and draw for themselves.
 const CHOICES: u32 = 16;
-const REQUESTS: u32 = 96;
+const REQUESTS: u32 = 64;
+/// Tokens of an answer: the first words of a story are nearly certain, the words for the hero are not.
+const PLACES: usize = 8;
 /// High, so that more than a few tokens are likely.
 const TEMPERATURE: f32 = 2.0;
 /// Standard deviations beyond which 1e-4 of a normal distribution lies.
@@ -26,7 +28,7 @@ fn sampled_tokens_follow_the_softmax() {
     let mut answers: Vec<Vec<u32>> = Vec::new();
     for seed in 0..u64::from(REQUESTS) {
         let sampling = SamplingParams { temperature: TEMPERATURE, seed, ..SamplingParams::default() };
-        let request = Request { choices: CHOICES, ..request(&prompt, 3, sampling) };
+        let request = Request { choices: CHOICES, ..request(&prompt, PLACES as u32, sampling) };
         answers.extend(run(&mut engine, vec![request]).into_iter().flatten().map(|answer| answer.ids));
     }
     let counts = engine.accepted_counts();
@@ -36,7 +38,7 @@ fn sampled_tokens_follow_the_softmax() {
     // Along the answer that is most common so far, the token that follows is a draw of its own.
     let mut common = Vec::new();
     let mut tested = 0;
-    for place in 0..3 {
+    for place in 0..PLACES {
         let mut found: BTreeMap<u32, u32> = BTreeMap::new();
         for ids in answers.iter().filter(|ids| ids.len() > place && ids.starts_with(&common)) {
             *found.entry(ids[place]).or_default() += 1;
