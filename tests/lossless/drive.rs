@@ -7,11 +7,14 @@ use deltic::engine::request::Counts;
 use deltic::engine::{Event, FinishReason, Request, RequestId};
 use deltic::runner::engine::Engine;
 
+/// The sampled token's log-probability and the best alternatives with theirs, by their bits.
+pub type LogprobBits = (u32, Vec<(u32, u32)>);
+
 /// One choice's answer. Log-probabilities are kept as bits.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Answer {
     pub ids: Vec<u32>,
-    pub logprobs: Vec<Option<(u32, Vec<(u32, u32)>)>>,
+    pub logprobs: Vec<Option<LogprobBits>>,
     pub reason: Option<FinishReason>,
     pub counts: Counts,
 }
