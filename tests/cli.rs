@@ -47,6 +47,19 @@ fn thinking_cut_by_max_tokens_keeps_the_reasoning() {
 }
 
 #[test]
+fn bench_with_streams_and_drafts_checks_its_ids() {
+    let report = json(&["bench", "decode", "--json", "--streams", "3", "--speculate", "2", "--tokens", "12"]);
+    let rows = report["rows"].as_array().expect("rows");
+    let found: Vec<_> = rows.iter().map(|row| (row["streams"].as_u64(), row["depth"].as_u64())).collect();
+    assert_eq!(found, [(Some(1), Some(0)), (Some(3), Some(2))], "{report:#}");
+    assert_eq!(rows[0]["mean_accepted"], Value::Null);
+    assert!(rows[1]["mean_accepted"].as_f64().is_some_and(|mean| mean > 0.5 && mean < 2.0), "{report:#}");
+    assert_eq!(report["output_check"]["passed"], true, "{report:#}");
+    let output = deltic(&["bench", "prefill", "--streams", "2"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}
+
+#[test]
 fn the_same_seed_gives_the_same_answer_and_another_may_differ() {
     let story = |seed: &str, threads: &str| {
         let prompt = "Tell me a short story about a dog.";

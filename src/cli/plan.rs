@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use super::args::{PlanArgs, SpeculateArgs};
+use super::args::PlanArgs;
 use super::files::ModelFiles;
 use super::open::OpenOptions;
 use super::{print, print_json, sizing};
@@ -115,7 +115,7 @@ impl Plan {
             let mut ledger = ledger();
             subject.reserve(&mut ledger)?.mtp.is_some()
         };
-        let depth = SpeculateArgs { speculate: args.speculate, draft_noise: 0.0 }.depth();
+        let depth = args.speculate.depth();
         let options =
             OpenOptions { drafts_max: depth.depth_max, sequences_max: wanted.sequences_max, ..OpenOptions::default() };
         let model_args = super::args::ModelArgs { max_context: wanted.context_max, ..args.model.clone() };

@@ -60,9 +60,7 @@ impl OutputCheck {
 /// A checkpoint: its own held-out cases where the file is at hand, else a question.
 pub fn checkpoint(files: &ModelFiles, args: &BenchArgs, session: &mut Session) -> Result<OutputCheck> {
     let template = files.template()?;
-    // The built-in model's cases are not in the binary; a working copy has them.
-    let folder = args.model.model.clone().unwrap_or_else(|| PathBuf::from("models/demo"));
-    if let Ok(text) = std::fs::read_to_string(folder.join("eval.jsonl")) {
+    if let Ok(text) = std::fs::read_to_string(cases_file(args)) {
         let cases = parse_cases(&text).map_err(|error| error.within("eval.jsonl"))?;
         let exact: Vec<Case> = cases.into_iter().filter(|case| case.greedy_exact).collect();
         if exact.len() >= CASES {
@@ -78,6 +76,12 @@ pub fn checkpoint(files: &ModelFiles, args: &BenchArgs, session: &mut Session) -
         passed: answer.content.contains(QUESTION.1),
         detail: format!("{:?} was answered {:?}", QUESTION.0, answer.content),
     })
+}
+
+/// Where a checkpoint's held-out cases are, if it has some.
+pub fn cases_file(args: &BenchArgs) -> PathBuf {
+    // The built-in model's cases are not in the binary; a working copy has them.
+    args.model.model.clone().unwrap_or_else(|| PathBuf::from("models/demo")).join("eval.jsonl")
 }
 
 fn held_out_cases(session: &mut Session, template: &crate::text::ChatTemplate, cases: &[Case]) -> Result<OutputCheck> {

@@ -5,11 +5,12 @@ mod bandwidth;
 mod check;
 mod ops;
 mod report;
+mod streams;
 mod timing;
 
 use std::process::ExitCode;
 
-use super::args::{BenchArgs, BenchKind, ModelArgs};
+use super::args::{BenchArgs, BenchKind, ModelArgs, Speculate};
 use super::files::ModelFiles;
 use super::open::{OpenOptions, open_random};
 use super::session::{Session, SessionOptions};
@@ -19,7 +20,7 @@ use crate::base::rng::threefry;
 use crate::base::{Error, ModelConfig, Result};
 use crate::engine::DepthOptions;
 use crate::runner::Runner;
-use crate::runner::engine::EngineOptions;
+use crate::runner::engine::{Engine, EngineOptions};
 use report::{Bench, Row};
 use timing::Timed;
 
@@ -29,9 +30,11 @@ const DECODE_TOKENS: u32 = 64;
 const PREFILL_TOKENS: u32 = 512;
 
 pub fn run(args: &BenchArgs) -> Result<ExitCode> {
-    let spec = args.backend.spec();
-    let threads = spec.cpu.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let mut subject = Subject::open(args)?;
+    if args.streams > 1 || args.speculate != Speculate::Depth(0) {
+        return streams::run(args);
+    }
+    let threads = threads(args);
+    let mut subject = Subject::open(args, 1, DepthOptions::fixed(0))?;
     let runner = subject.runner();
     check_room(runner, args)?;
     eprintln!("{} on {}", subject.name(args), subject.runner().backend().caps().name);
@@ -59,11 +62,15 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     if let Some(timed) = &timed {
         bench.rows.push(Row::new(args.kind, &bench, timed));
     }
-    // Shown before the check, which may take longer than the measurement.
+    finish(bench, args, || subject.check(args, timed.as_ref()))
+}
+
+/// Shows what was measured, then checks it, which may take longer than the measurement.
+fn finish(mut bench: Bench, args: &BenchArgs, check: impl FnOnce() -> Result<check::OutputCheck>) -> Result<ExitCode> {
     if !args.json {
         print(&bench.table())?;
     }
-    let check = subject.check(args, timed.as_ref())?;
+    let check = check()?;
     if args.json {
         bench.check = Some(check.clone());
         print_json(&bench.to_json())?;
@@ -73,12 +80,17 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     Ok(if check.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+fn threads(args: &BenchArgs) -> usize {
+    let asked = args.backend.spec().cpu.threads;
+    asked.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
 /// What is measured.
 enum Subject {
     /// A shape with random weights.
     Random {
         config: ModelConfig,
-        runner: Box<Runner>,
+        engine: Box<Engine>,
     },
     Checkpoint {
         files: ModelFiles,
@@ -87,12 +99,13 @@ enum Subject {
 }
 
 impl Subject {
-    fn open(args: &BenchArgs) -> Result<Subject> {
+    /// Opens it for so many requests at once.
+    fn open(args: &BenchArgs, streams: u32, depth: DepthOptions) -> Result<Subject> {
         let spec = args.backend.spec();
+        let engine = EngineOptions { depth, draft_noise: 0.0, prefill_alone: false };
         let Some(shape) = &args.shape else {
             let files = ModelFiles::open(args.model.model.as_deref())?;
-            let engine = EngineOptions { depth: DepthOptions::fixed(0), draft_noise: 0.0, prefill_alone: false };
-            let options = SessionOptions { engine, streams: 1, quiet: true };
+            let options = SessionOptions { engine, streams, quiet: true };
             let session = Session::open(&files, &args.model, &spec, options)?;
             return Ok(Subject::Checkpoint { files, session: Box::new(session) });
         };
@@ -100,17 +113,24 @@ impl Subject {
         if let Some(layers) = args.layers {
             cut(&mut config, layers)?;
         }
+        // The pool is one of two requests of that length.
+        let context = room(args).saturating_mul(streams.div_ceil(2));
         let model_args =
-            ModelArgs { max_context: Some(args.model.max_context.unwrap_or(room(args))), ..args.model.clone() };
-        let runner = open_random(config.clone(), &model_args, &spec, OpenOptions::default())?;
-        Ok(Subject::Random { config, runner: Box::new(runner) })
+            ModelArgs { max_context: Some(args.model.max_context.unwrap_or(context)), ..args.model.clone() };
+        let options = OpenOptions { drafts_max: depth.depth_max, sequences_max: streams, ..OpenOptions::default() };
+        let runner = open_random(config.clone(), &model_args, &spec, options)?;
+        Ok(Subject::Random { config, engine: Box::new(Engine::new(runner, engine)) })
+    }
+
+    fn engine(&mut self) -> &mut Engine {
+        match self {
+            Subject::Random { engine, .. } => engine,
+            Subject::Checkpoint { session, .. } => &mut session.engine,
+        }
     }
 
     fn runner(&mut self) -> &mut Runner {
-        match self {
-            Subject::Random { runner, .. } => runner,
-            Subject::Checkpoint { session, .. } => session.engine.runner(),
-        }
+        self.engine().runner()
     }
 
     fn name(&self, args: &BenchArgs) -> String {
@@ -130,9 +150,9 @@ impl Subject {
     fn check(self, args: &BenchArgs, timed: Option<&Timed>) -> Result<check::OutputCheck> {
         match self {
             Subject::Checkpoint { files, mut session } => check::checkpoint(&files, args, &mut session),
-            Subject::Random { config, mut runner } => {
-                let own = check::random(&mut runner, timed)?;
-                drop(runner);
+            Subject::Random { config, mut engine } => {
+                let own = check::random(engine.runner(), timed)?;
+                drop(engine);
                 if own.passed { Ok(own.and(check::cut_against_baseline(config, args)?)) } else { Ok(own) }
             }
         }

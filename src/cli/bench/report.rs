@@ -24,13 +24,23 @@ pub struct Bench {
 /// what this one can do.
 pub struct Row {
     pub kind: &'static str,
+    /// Requests at once.
+    pub streams: u32,
+    /// Deepest chain of drafts.
+    pub depth: u32,
+    /// Whether the depth follows the acceptance.
+    pub adaptive: bool,
+    /// Drafts that stood per verification, where there were drafts.
+    pub mean_accepted: Option<f64>,
+    /// Rows of a step, at most.
     pub rows: u32,
     pub tokens_per_s: f64,
     pub best_tokens_per_s: f64,
     pub step_ms: f64,
-    pub gb_per_s: f64,
+    /// Not counted where steps differ from one another.
+    pub gb_per_s: Option<f64>,
     /// Of the read bandwidth.
-    pub share_of_copy: f64,
+    pub share_of_copy: Option<f64>,
 }
 
 impl Row {
@@ -38,13 +48,31 @@ impl Row {
         let gb_per_s = timed.bytes as f64 / timed.median_seconds / 1e9;
         Row {
             kind: if kind == BenchKind::Prefill { "prefill" } else { "decode" },
+            streams: 1,
+            depth: 0,
+            adaptive: false,
+            mean_accepted: None,
             rows: timed.rows,
             tokens_per_s: f64::from(timed.tokens) / timed.median_seconds,
             best_tokens_per_s: f64::from(timed.tokens) / timed.best_seconds,
             step_ms: 1e3 * timed.median_seconds / f64::from(timed.steps),
-            gb_per_s,
-            share_of_copy: gb_per_s / bench.read_gb_per_s,
+            gb_per_s: Some(gb_per_s),
+            share_of_copy: Some(gb_per_s / bench.read_gb_per_s),
         }
+    }
+}
+
+impl Row {
+    fn details(&self) -> String {
+        let bandwidth = self
+            .gb_per_s
+            .zip(self.share_of_copy)
+            .map(|(gb_per_s, share)| format!(", {gb_per_s:.2} GB/s, {:.0} % of reading alone", 100.0 * share));
+        let streams = (self.streams > 1).then(|| format!(", {} streams", self.streams));
+        let up_to = if self.adaptive { "up to " } else { "" };
+        let drafts =
+            self.mean_accepted.map(|mean| format!(", {up_to}{} drafts a step, {mean:.2} of them accepted", self.depth));
+        [bandwidth, streams, drafts].into_iter().flatten().collect()
     }
 }
 
@@ -56,8 +84,7 @@ impl Bench {
             let speed = format!("{:.1} tokens/s (best {:.1})", row.tokens_per_s, row.best_tokens_per_s);
             let step =
                 format!("{:.2} ms a step of {} row{}", row.step_ms, row.rows, if row.rows == 1 { "" } else { "s" });
-            let share = format!("{:.2} GB/s, {:.0} % of reading alone", row.gb_per_s, 100.0 * row.share_of_copy);
-            line(format!("{} of {}: {speed}, {step}, {share}", row.kind, self.shape));
+            line(format!("{} of {}: {speed}, {step}{}", row.kind, self.shape, row.details()));
         }
         for step in &self.steps {
             let total = step.seconds();
@@ -98,9 +125,11 @@ impl Bench {
             "kind": row.kind,
             "shape": self.shape,
             "backend": self.backend,
-            "streams": 1,
+            "streams": row.streams,
             "rows": row.rows,
-            "depth": 0,
+            "depth": row.depth,
+            "adaptive": row.adaptive,
+            "mean_accepted": row.mean_accepted,
             "tokens_per_s": row.tokens_per_s,
             "best_tokens_per_s": row.best_tokens_per_s,
             "step_ms": row.step_ms,
