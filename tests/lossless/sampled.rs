@@ -81,19 +81,22 @@ fn of_kind(prompt: &[u32], index: usize) -> Request {
         1 => SamplingParams { top_k: 20, ..own },
         2 => SamplingParams { top_p: 0.9, ..own },
         3 => SamplingParams { min_p: 0.05, top_k: 50, ..own },
-        4 => SamplingParams { repetition_penalty: 1.3, ..own },
-        5 => SamplingParams { presence_penalty: 0.8, frequency_penalty: 0.6, ..own },
+        4 => SamplingParams { repetition_penalty: 2.0, ..own },
+        5 => SamplingParams { temperature: 1.5, presence_penalty: 2.0, frequency_penalty: 2.0, ..own },
         6 => {
             biases = vec![(prompt[prompt.len() / 2], 3.0), (prompt[0], -50.0)];
             own
         }
         7 => {
             min_tokens = 15;
-            SamplingParams { frequency_penalty: 1.5, top_p: 0.95, ..own }
+            SamplingParams { frequency_penalty: 2.0, top_p: 0.95, ..own }
         }
-        8 => SamplingParams { temperature: 1.5, min_p: 0.02, repetition_penalty: 1.1, ..own },
+        // Makes what was said once likely ever after: one count that is off leads elsewhere.
+        8 => SamplingParams { temperature: 1.5, frequency_penalty: -1.0, min_p: 0.02, ..own },
         _ => own,
     };
     let logprobs = [None, Some(0), Some(5)][index % 3];
-    Request { biases, min_tokens, logprobs, ..request(prompt, ANSWER_TOKENS, sampling) }
+    // Long answers for the penalties to work on.
+    let ignore_end = sampling.counts_tokens() && min_tokens == 0;
+    Request { biases, min_tokens, logprobs, ignore_end, ..request(prompt, ANSWER_TOKENS, sampling) }
 }
