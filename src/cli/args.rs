@@ -88,9 +88,9 @@ pub struct SpeculateArgs {
 
 /// Deepest chain of `--speculate auto`.
 const AUTO_DEPTH_MAX: u32 = 3;
-/// What a row and a draft pass add to a step on the CPU, in steps of one row. Measured on the demo model: steps of 16, 32
-/// and 64 rows take 3.5, 5.7 and 10.6 times a step of one, 0.15 a row, and a draft row also goes through upkeep, a pass
-/// and the head twice. A CPU is soon short of arithmetic, where a GPU's rows are nearly free until there are many.
+/// What a row and a draft pass add to a step on the CPU, in steps of one row. Measured on the demo model: steps of 16,
+/// 32 and 64 rows take 3.5, 5.7 and 10.6 times a step of one, 0.15 a row, and a draft row also goes through upkeep, a
+/// pass and the head twice. A CPU is soon short of arithmetic, where a GPU's rows are nearly free until there are many.
 const CPU_ROW_COST: f32 = 0.2;
 /// Of the draft layer's and the head's weights, a sixth of all, read once more.
 const CPU_PASS_COST: f32 = 0.2;
