@@ -20,6 +20,9 @@ pub use workspace::{Cache, Caches, Workspace};
 /// Most logit rows of one step; a step that wants more is split by its planner.
 pub const LOGIT_ROWS_MAX: u32 = 64;
 
+/// Most logit biases of one sequence: 300 as OpenAI's API allows, and room for stop and end tokens.
+pub const BIASES_PER_SEQUENCE_MAX: u32 = 320;
+
 /// What is decided about a model when it is opened, beyond its configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelOptions {
@@ -75,7 +78,7 @@ impl Model {
             sequences: options.sequences_max,
             logit_rows: LOGIT_ROWS_MAX.min(options.rows_max),
             pages: options.sequences_max * options.pages_per_sequence(options.context_max),
-            biases: 1024,
+            biases: options.sequences_max * BIASES_PER_SEQUENCE_MAX,
             slot_operations: 2 * options.slots,
         };
         let step = StepInputs { tensor: backend.alloc("step", DType::U32, 1, limits.words())?, limits };

@@ -2,11 +2,12 @@
 //! [`Engine::step`], once per step.
 
 use super::Runner;
+use crate::backend::op::TOP_LOGPROBS;
 use crate::base::rng::threefry;
 use crate::base::{Error, Result};
 use crate::engine::plan::{SequencePlan, StepPlan};
 use crate::engine::{Core, CoreOptions, DepthOptions, Event, Refused, Request, RequestId, StepOutcome};
-use crate::model::{CountedTokens, LOGIT_ROWS_MAX, SequenceRows, SlotOperations};
+use crate::model::{BIASES_PER_SEQUENCE_MAX, CountedTokens, LOGIT_ROWS_MAX, SequenceRows, SlotOperations};
 
 /// What a caller decides about scheduling and speculation.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -41,6 +42,8 @@ impl Engine {
             rows_beside_decode: model.options.rows_max.div_ceil(2),
             chunk_rows: model.options.rows_max,
             logit_rows_max: LOGIT_ROWS_MAX.min(model.options.rows_max),
+            biases_max: BIASES_PER_SEQUENCE_MAX,
+            logprobs_max: TOP_LOGPROBS,
             depth: DepthOptions { depth_max, ..options.depth },
             prefill_alone: options.prefill_alone,
             ..CoreOptions::default()

@@ -63,6 +63,8 @@ fn sixteen_at_once_equal_each_alone() {
     let mut engine = Setup::alone().engine();
     let alone: Vec<Vec<Answer>> =
         requests().into_iter().map(|request| run(&mut engine, vec![request]).remove(0)).collect();
+    let distinct: BTreeSet<&Vec<u32>> = alone[6].iter().map(|choice| &choice.ids).collect();
+    assert!(distinct.len() > 1, "choices draw for themselves");
     let probe_alone = run_one(&mut engine, probe());
     let arrivals = [
         Arrival { depth: DepthOptions::fixed(0), noise: 0.0, stride: 1, steps_between: 0, cancels: 0 },
@@ -150,5 +152,21 @@ fn identical_prompts_get_one_answer_and_codewords_stay_apart() {
         assert!(said.contains(&word.as_str()), "{word:?} was asked for and {text:?} came");
         let others = words.iter().filter(|other| *other != word && said.contains(&other.as_str()));
         assert_eq!(others.count(), 0, "{text:?} holds a word of another prompt than {word:?}");
+    }
+}
+
+/// As many biases as a request may have, in every sequence of a step at once: the step has room for all of them.
+#[test]
+fn every_sequence_may_use_all_its_biases() {
+    let biased = |index: u32| {
+        let biases = (0..300).map(|token| (100 + token, (token % 7 + index) as f32 * 0.25 - 1.0)).collect();
+        let prompt = &prompts_of(&[20 + index as usize])[0];
+        Request { biases, ..request(prompt, 12, SamplingParams::default()) }
+    };
+    let mut engine = Setup { sequences: 6, ..Setup::roomy(2, 0.0) }.engine();
+    let together = run(&mut engine, (0..6).map(biased).collect());
+    let mut engine = Setup::alone().engine();
+    for (index, answers) in (0..).zip(&together) {
+        answers[0].assert_same(&run_one(&mut engine, biased(index)), &format!("request {index}"));
     }
 }
