@@ -50,9 +50,10 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
     let template = files.template()?;
     let options = |engine| SessionOptions { engine, streams: args.streams, quiet: args.json };
     let mut session = Session::open(&files, &args.model, &args.backend.spec(), options(fixed_depth(0, 0.0)?))?;
-    let plain = decode(&mut session, &template, &cases, args, "cases")?;
+    let jobs = jobs(&session, &template, &cases, args)?;
+    let plain = decode(&mut session, &jobs, "cases")?;
     let mut tasks: BTreeMap<String, Counts> = BTreeMap::new();
-    for (case, (job, answer)) in cases.iter().zip(&plain) {
+    for ((case, job), answer) in cases.iter().zip(&jobs).zip(&plain) {
         let verdict = judge(&session, case, job, answer)?;
         tasks.entry(case.task.clone()).or_default().add(case, &verdict);
         if args.show && !verdict.exact {
@@ -64,7 +65,7 @@ pub fn run(args: &EvalArgs) -> Result<ExitCode> {
         Some(depth) => {
             let engine = fixed_depth(depth, args.draft_noise)?;
             let mut session = Session::open(&files, &args.model, &args.backend.spec(), options(engine))?;
-            let drafted = decode(&mut session, &template, &cases, args, "cases with drafts")?;
+            let drafted = decode(&mut session, &jobs, "cases with drafts")?;
             Some(Speculation::new(depth, &plain, &drafted, session.engine.accepted_counts()))
         }
     };
@@ -80,22 +81,19 @@ fn fixed_depth(depth: u32, draft_noise: f32) -> Result<EngineOptions> {
     SpeculateArgs { speculate: Speculate::Depth(depth), draft_noise }.options()
 }
 
-/// Greedy answers to all cases, in their order.
-fn decode(
-    session: &mut Session,
-    template: &ChatTemplate,
-    cases: &[Case],
-    args: &EvalArgs,
-    what: &'static str,
-) -> Result<Vec<(Job, Answer)>> {
-    let mut jobs = Vec::with_capacity(cases.len());
-    for (index, case) in cases.iter().enumerate() {
-        let named = |error: Error| error.within(format!("case {} of {}", index + 1, args.file.display()));
-        jobs.push(job(session, template, case, args.max_tokens).map_err(named)?);
-    }
+/// What is asked in each case, in their order.
+fn jobs(session: &Session, template: &ChatTemplate, cases: &[Case], args: &EvalArgs) -> Result<Vec<Job>> {
+    let named = |(index, case)| {
+        job(session, template, case, args.max_tokens)
+            .map_err(|error| error.within(format!("case {} of {}", index + 1, args.file.display())))
+    };
+    cases.iter().enumerate().map(named).collect()
+}
+
+/// Greedy answers to all jobs, in their order.
+fn decode(session: &mut Session, jobs: &[Job], what: &'static str) -> Result<Vec<Answer>> {
     let mut progress = Progress::new(what, Unit::Cases);
-    let answers = session.answers(jobs.clone(), &mut |done| progress.set(done as u64, cases.len() as u64))?;
-    Ok(jobs.into_iter().zip(answers).collect())
+    session.answers(jobs.to_vec(), &mut |done| progress.set(done as u64, jobs.len() as u64))
 }
 
 /// What became of one case.
@@ -147,13 +145,13 @@ struct Speculation {
 }
 
 impl Speculation {
-    fn new(depth: u32, plain: &[(Job, Answer)], drafted: &[(Job, Answer)], accepted_counts: &[u64]) -> Speculation {
-        let identical = plain.iter().zip(drafted).filter(|((_, a), (_, b))| a.ids == b.ids).count();
+    fn new(depth: u32, plain: &[Answer], drafted: &[Answer], accepted_counts: &[u64]) -> Speculation {
+        let identical = plain.iter().zip(drafted).filter(|(a, b)| a.ids == b.ids).count();
         Speculation {
             depth,
             identical,
             violations: plain.len() - identical,
-            compared_tokens: plain.iter().map(|(_, answer)| answer.ids.len()).sum(),
+            compared_tokens: plain.iter().map(|answer| answer.ids.len()).sum(),
             accepted_counts: accepted_counts.to_vec(),
         }
     }

@@ -19,8 +19,6 @@ pub struct OpenOptions {
     pub drafts_max: u32,
     /// Sequences that run at once; 0 is taken as 1.
     pub sequences_max: u32,
-    /// Slots for checkpoints beside those of the sequences.
-    pub checkpoints: u32,
     /// Ids of the tokenizer; the whole vocabulary where there is none.
     pub vocab_live: Option<u32>,
     /// Whether to say on stderr what was loaded.

@@ -118,7 +118,6 @@ impl Session {
             vocab_live: Some(tokenizer.vocab_live() as u32),
             drafts_max: options.engine.depth.depth_max,
             sequences_max: options.streams,
-            checkpoints: 0,
             quiet: options.quiet,
         };
         let runner = open(files, args, spec, open_options)?;
@@ -145,18 +144,14 @@ impl Session {
 
     /// All answers, as many at once as the session was opened for, in the order of the jobs.
     pub fn answers(&mut self, jobs: Vec<Job>, on_done: &mut dyn FnMut(usize)) -> Result<Vec<Answer>> {
-        let mut done = 0;
-        let total = jobs.len();
-        let mut answers = Vec::with_capacity(total);
+        let mut answers = Vec::with_capacity(jobs.len());
         // The queue is bounded; a batch never exceeds it.
         let mut jobs = jobs.into_iter().peekable();
         while jobs.peek().is_some() {
             let batch: Vec<Job> = jobs.by_ref().take(BATCH_JOBS).collect();
             answers.extend(self.run(batch, &|| false, &mut |_, _| Ok(()))?);
-            done = answers.len();
-            on_done(done);
+            on_done(answers.len());
         }
-        debug_assert_eq!(done, total);
         Ok(answers)
     }
 

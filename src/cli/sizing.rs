@@ -35,7 +35,7 @@ pub fn model_options(
         activation: args.activation.dtype(),
         rows_max: args.chunk_rows.unwrap_or(caps.prefill_rows).min(context.max(1)),
         sequences_max,
-        slots: sequences_max + options.checkpoints,
+        slots: sequences_max,
         context_max: context,
         page_tokens: PAGE_TOKENS,
         pages: 0,

@@ -23,22 +23,21 @@ use crate::model::{Bucket, Model, SequenceRows, SlotOperations, step};
 pub struct Runner {
     backend: Box<dyn Backend>,
     model: Model,
-    programs: BTreeMap<Bucket, GraphId>,
-    slot_program: Option<GraphId>,
-    resume_program: Option<GraphId>,
+    programs: BTreeMap<Recorded, GraphId>,
     words: Vec<u32>,
+}
+
+/// What a model can record; each is compiled when it is first run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Recorded {
+    Step(Bucket),
+    SlotOperations,
+    Resumes,
 }
 
 impl Runner {
     pub fn new(backend: Box<dyn Backend>, model: Model) -> Runner {
-        Runner {
-            backend,
-            model,
-            programs: BTreeMap::new(),
-            slot_program: None,
-            resume_program: None,
-            words: Vec::new(),
-        }
+        Runner { backend, model, programs: BTreeMap::new(), words: Vec::new() }
     }
 
     pub fn model(&self) -> &Model {
@@ -64,14 +63,14 @@ impl Runner {
     pub fn run(&mut self, sequences: &[SequenceRows], operations: &SlotOperations, passes: u32) -> Result<StepOutcome> {
         self.fill(sequences, operations)?;
         if !operations.is_empty() {
-            let graph = self.slot_graph()?;
+            let graph = self.compiled(Recorded::SlotOperations)?;
             self.backend.launch(graph)?;
         }
         if sequences.is_empty() {
             return Ok(StepOutcome::default());
         }
         if sequences.iter().any(|rows| rows.resume) {
-            let graph = self.resume_graph()?;
+            let graph = self.compiled(Recorded::Resumes)?;
             self.backend.launch(graph)?;
         }
         let graph = self.graph(self.bucket(sequences, passes))?;
@@ -97,29 +96,20 @@ impl Runner {
 
     /// The compiled program of a bucket.
     pub fn graph(&mut self, bucket: Bucket) -> Result<GraphId> {
-        if let Some(graph) = self.programs.get(&bucket) {
+        self.compiled(Recorded::Step(bucket))
+    }
+
+    fn compiled(&mut self, recorded: Recorded) -> Result<GraphId> {
+        if let Some(graph) = self.programs.get(&recorded) {
             return Ok(*graph);
         }
-        let graph = self.backend.compile(&record_step(&self.model, bucket))?;
-        self.programs.insert(bucket, graph);
-        Ok(graph)
-    }
-
-    fn slot_graph(&mut self) -> Result<GraphId> {
-        if let Some(graph) = self.slot_program {
-            return Ok(graph);
-        }
-        let graph = self.backend.compile(&record_slot_operations(&self.model))?;
-        self.slot_program = Some(graph);
-        Ok(graph)
-    }
-
-    fn resume_graph(&mut self) -> Result<GraphId> {
-        if let Some(graph) = self.resume_program {
-            return Ok(graph);
-        }
-        let graph = self.backend.compile(&record_resumes(&self.model))?;
-        self.resume_program = Some(graph);
+        let program = match recorded {
+            Recorded::Step(bucket) => record_step(&self.model, bucket),
+            Recorded::SlotOperations => record_slot_operations(&self.model),
+            Recorded::Resumes => record_resumes(&self.model),
+        };
+        let graph = self.backend.compile(&program)?;
+        self.programs.insert(recorded, graph);
         Ok(graph)
     }
 

@@ -3,12 +3,11 @@
 //! Threads and lanes run over channels; a task takes a tile of them through all sequences, so that nothing is shared.
 //! Inputs are read once and outputs written once; bandwidth bound.
 
-use super::env::Env;
+use super::env::{Env, Run};
 use super::lanes;
 use super::memory::{FloatBlock, Memory, View, Written};
 use super::simd::{LANES, Simd};
 use crate::backend::op::CONV_LOOKBACK;
-use crate::backend::step::{Header, Section, SequenceWord};
 use crate::backend::{DeltaShape, Op, Tensor};
 
 /// Channels of one task.
@@ -19,52 +18,15 @@ const WIDTH: usize = LOOKBACK + 1;
 /// The sequences with one committed row and their draft rows.
 pub fn conv_step<S: Simd>(simd: S, env: &Env<'_>, op: &Op, written: &mut Written, shared: &mut Memory) {
     let Op::ConvStep { x, weight, window, out, shape } = *op else { unreachable!("dispatched by kind") };
-    let step = env.step;
-    let list = &step.section(Section::StepSequence)[..step.live(Header::StepSequences)];
-    let runs: Vec<Run> = list
-        .iter()
-        .map(|sequence| {
-            let word = |word| step.sequence(*sequence as usize, word) as usize;
-            let (pending, drafts) = (word(SequenceWord::Pending), word(SequenceWord::Drafts));
-            assert!(pending.max(drafts) <= shape.drafts_max as usize, "{pending} pending, {drafts} drafts");
-            Run {
-                first_row: word(SequenceWord::FirstRow),
-                committed: 1,
-                drafts,
-                slot: word(SequenceWord::Slot),
-                pending,
-            }
-        })
-        .collect();
     let conv = Conv { x, weight, window, out, shape };
-    conv.run(simd, env, &runs, written, shared);
+    conv.run(simd, env, &env.steps(shape), written, shared);
 }
 
 /// The chunk list: all rows committed, none pending.
 pub fn conv_chunk<S: Simd>(simd: S, env: &Env<'_>, op: &Op, written: &mut Written, shared: &mut Memory) {
     let Op::ConvChunk { x, weight, window, out, shape } = *op else { unreachable!("dispatched by kind") };
-    let step = env.step;
-    let chunks = step.section(Section::Chunk).chunks_exact(3).take(step.live(Header::Chunks));
-    let runs: Vec<Run> = chunks
-        .map(|chunk| Run {
-            first_row: chunk[1] as usize,
-            committed: chunk[2] as usize,
-            drafts: 0,
-            slot: step.sequence(chunk[0] as usize, SequenceWord::Slot) as usize,
-            pending: 0,
-        })
-        .collect();
     let conv = Conv { x, weight, window, out, shape };
-    conv.run(simd, env, &runs, written, shared);
-}
-
-/// Consecutive rows of one sequence.
-struct Run {
-    first_row: usize,
-    committed: usize,
-    drafts: usize,
-    slot: usize,
-    pending: usize,
+    conv.run(simd, env, &env.chunks(), written, shared);
 }
 
 struct Conv {

@@ -7,12 +7,12 @@
 //! Bytes: S read and written once per sequence and step; bandwidth bound for one row, about 5 * key_dim * value_dim
 //! multiply-adds per row and head beyond.
 
-use super::env::Env;
+use super::env::{Env, Run};
 use super::lanes;
 use super::memory::{FloatBlock, Memory, View, Written};
 use super::simd::{Block, LANES, Simd};
 use super::team::Scratch;
-use crate::backend::step::{Header, Section, SequenceWord};
+use crate::backend::step::{Header, Section};
 use crate::backend::{DeltaShape, Op, Tensor};
 
 /// Vectors of one tile of value columns.
@@ -56,58 +56,18 @@ pub fn delta_gates<S: Simd>(simd: S, env: &Env<'_>, op: &Op, written: &mut Writt
     });
 }
 
-/// Consecutive rows of one sequence, with what surrounds them.
-struct Run {
-    first_row: usize,
-    committed: usize,
-    drafts: usize,
-    slot: usize,
-    parity: usize,
-    pending: usize,
-}
-
 /// The sequences with one committed row: fold, step, store, draft rows.
 pub fn delta_step<S: Simd>(simd: S, env: &Env<'_>, op: &Op, written: &mut Written, shared: &mut Memory) {
     let Op::DeltaStep { qkv, gates, state, records, out, shape } = *op else { unreachable!("dispatched by kind") };
-    let step = env.step;
-    let list = &step.section(Section::StepSequence)[..step.live(Header::StepSequences)];
-    let runs: Vec<Run> = list
-        .iter()
-        .map(|sequence| {
-            let word = |word| step.sequence(*sequence as usize, word) as usize;
-            let (pending, drafts) = (word(SequenceWord::Pending), word(SequenceWord::Drafts));
-            assert!(pending.max(drafts) <= shape.drafts_max as usize, "{pending} pending, {drafts} drafts");
-            Run {
-                first_row: word(SequenceWord::FirstRow),
-                committed: 1,
-                drafts,
-                slot: word(SequenceWord::Slot),
-                parity: word(SequenceWord::Parity),
-                pending,
-            }
-        })
-        .collect();
     let delta = Delta { qkv, gates, state, records: Some(records), out, shape };
-    delta.run(simd, env, &runs, written, shared);
+    delta.run(simd, env, &env.steps(shape), written, shared);
 }
 
 /// The chunk list: all rows committed, none pending.
 pub fn delta_chunk<S: Simd>(simd: S, env: &Env<'_>, op: &Op, written: &mut Written, shared: &mut Memory) {
     let Op::DeltaChunk { qkv, gates, state, out, shape } = *op else { unreachable!("dispatched by kind") };
-    let step = env.step;
-    let chunks = step.section(Section::Chunk).chunks_exact(3).take(step.live(Header::Chunks));
-    let runs: Vec<Run> = chunks
-        .map(|chunk| Run {
-            first_row: chunk[1] as usize,
-            committed: chunk[2] as usize,
-            drafts: 0,
-            slot: step.sequence(chunk[0] as usize, SequenceWord::Slot) as usize,
-            parity: 0,
-            pending: 0,
-        })
-        .collect();
     let delta = Delta { qkv, gates, state, records: None, out, shape };
-    delta.run(simd, env, &runs, written, shared);
+    delta.run(simd, env, &env.chunks(), written, shared);
 }
 
 /// For each entry of the fold list: `S = alpha S + k e^T` over its pending records.

@@ -3,9 +3,10 @@
 use super::memory::{Buffer, Memory, View};
 use super::simd::Simd;
 use super::team::Team;
+use crate::backend::capture::live_rows;
 use crate::backend::op::{VERDICT_WORDS, VerdictWord};
 use crate::backend::step::{Header, Section, SequenceWord, StepView};
-use crate::backend::{RowSet, Tensor};
+use crate::backend::{DeltaShape, RowSet, Tensor};
 
 pub struct Env<'a> {
     pub step: StepView<'a>,
@@ -45,12 +46,7 @@ impl<'a> Env<'a> {
 
     /// Live rows of a row set.
     pub fn live(&self, rows: RowSet) -> usize {
-        self.step.live(match rows {
-            RowSet::Target | RowSet::Upkeep => Header::Rows,
-            RowSet::Logits => Header::LogitRows,
-            RowSet::Drafts { .. } => Header::DraftRows,
-            RowSet::Resumes => Header::Resumes,
-        })
+        live_rows(&self.step, rows)
     }
 
     /// Position and sequence of each live row.
@@ -76,6 +72,39 @@ impl<'a> Env<'a> {
         })
     }
 
+    /// The sequences with one committed row and their draft rows.
+    pub fn steps(&self, shape: DeltaShape) -> Vec<Run> {
+        let list = &self.step.section(Section::StepSequence)[..self.step.live(Header::StepSequences)];
+        let run = |sequence: &u32| {
+            let word = |word| self.step.sequence(*sequence as usize, word) as usize;
+            let (pending, drafts) = (word(SequenceWord::Pending), word(SequenceWord::Drafts));
+            assert!(pending.max(drafts) <= shape.drafts_max as usize, "{pending} pending, {drafts} drafts");
+            Run {
+                first_row: word(SequenceWord::FirstRow),
+                committed: 1,
+                drafts,
+                slot: word(SequenceWord::Slot),
+                parity: word(SequenceWord::Parity),
+                pending,
+            }
+        };
+        list.iter().map(run).collect()
+    }
+
+    /// The chunk list: all rows committed, none pending.
+    pub fn chunks(&self) -> Vec<Run> {
+        let chunks = self.step.section(Section::Chunk).chunks_exact(3).take(self.step.live(Header::Chunks));
+        let run = |chunk: &[u32]| Run {
+            first_row: chunk[1] as usize,
+            committed: chunk[2] as usize,
+            drafts: 0,
+            slot: self.step.sequence(chunk[0] as usize, SequenceWord::Slot) as usize,
+            parity: 0,
+            pending: 0,
+        };
+        chunks.map(run).collect()
+    }
+
     /// A word of the sequence that a resume row belongs to.
     pub fn resumed(&self, row: usize, word: SequenceWord) -> usize {
         self.step.sequence(self.step.section(Section::Resume)[row] as usize, word) as usize
@@ -90,6 +119,16 @@ impl<'a> Env<'a> {
         let last_committed = word(SequenceWord::FirstRow) + word(SequenceWord::Committed) - 1;
         SamplingRow { row, sequence, drafts_before: row.saturating_sub(last_committed) }
     }
+}
+
+/// Consecutive rows of one sequence, with what surrounds them.
+pub struct Run {
+    pub first_row: usize,
+    pub committed: usize,
+    pub drafts: usize,
+    pub slot: usize,
+    pub parity: usize,
+    pub pending: usize,
 }
 
 /// Where a row stands.
